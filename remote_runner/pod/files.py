@@ -1,0 +1,218 @@
+"""Files below one root: listed, read and replaced without ever following a link out of it.
+
+Every path from the other machine goes through `parts`, every open through `_parent`, which walks the
+folders one by one with O_NOFOLLOW. Replaced files: temp in the same folder, write, fsync, rename, fsync of
+the folder.
+
+Not here: which files belong to a run (layout.py), how bytes travel (serve.py, transfer).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+
+BLOCK_BYTES = 1 << 20
+TEMP_SUFFIXES = (".tmp", ".part")
+
+
+class BadPath(ValueError):
+    """A path that no honest peer would name."""
+
+
+def parts(path: str) -> List[str]:
+    """Split a relative POSIX path, or refuse it.
+
+    Raises:
+        BadPath: absolute, empty, with `..`, `.`, an empty part or a NUL, or not UTF-8.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise BadPath(f"name is not UTF-8: {path!a}") from None
+    pieces = path.split("/")
+    if any(p in ("", ".", "..") or "\0" in p for p in pieces):
+        raise BadPath(f"not a plain relative path: {path!r}")
+    return pieces
+
+
+def _parent(root: str, pieces: List[str], create: bool = False) -> int:
+    """A descriptor of the folder that holds the last piece; no link is followed below `root`."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    for piece in pieces[:-1]:
+        try:
+            if create:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(piece, 0o755, dir_fd=fd)
+            inner = os.open(piece, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd
+
+
+def open_read(root: str, path: str) -> int:
+    """Open a regular file below `root` for reading.
+
+    Raises:
+        OSError: missing, a link on the way, or no regular file.
+    """
+    pieces = parts(path)
+    folder = _parent(root, pieces)
+    try:
+        # O_NONBLOCK: opening a FIFO must not wait for a writer that never comes
+        fd = os.open(pieces[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"not a regular file: {path}")
+    return fd
+
+
+def facts(info: os.stat_result) -> Dict[str, Any]:
+    """What tells two versions of a file apart without reading it."""
+    return {
+        "size": info.st_size,
+        "mtime_ns": info.st_mtime_ns,
+        "mode": stat.S_IMODE(info.st_mode) & 0o777,
+        "ino": info.st_ino,
+        "ctime_ns": info.st_ctime_ns,
+    }
+
+
+def walk(root: str, path: str) -> Iterator[Tuple[str, Optional[os.stat_result], str]]:
+    """Everything at or below `path`, sorted: (path, stat, kind), kind is file, folder or other.
+
+    Temporary files of a save under way are left out; links, FIFOs and devices are named (`other`), never
+    entered. A missing `path` gives nothing.
+    """
+    try:
+        folder = _parent(root, parts(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        yield from _walk(folder, parts(path)[-1], path)
+    finally:
+        os.close(folder)
+
+
+def _walk(folder: int, name: str, path: str) -> Iterator[Tuple[str, Optional[os.stat_result], str]]:
+    try:
+        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return  # replaced or removed since it was listed
+    if stat.S_ISREG(info.st_mode):
+        if not name.endswith(TEMP_SUFFIXES):
+            yield path, info, "file"
+    elif stat.S_ISDIR(info.st_mode):
+        yield path, info, "folder"
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        try:
+            for child in sorted(os.listdir(inner)):
+                yield from _walk(inner, child, f"{path}/{child}")
+        finally:
+            os.close(inner)
+    else:
+        yield path, info, "other"
+
+
+def digest(root: str, path: str, tick: Callable[[], None] = lambda: None) -> str:
+    """Hex SHA-256 of a file's content; `tick` is called once a block."""
+    found = hashlib.sha256()
+    fd = open_read(root, path)
+    try:
+        while True:
+            block = os.read(fd, BLOCK_BYTES)
+            if not block:
+                return found.hexdigest()
+            found.update(block)
+            tick()
+    finally:
+        os.close(fd)
+
+
+def replace(
+    root: str, path: str, fill: Callable[[int], None], mode: int = 0o644, durable: bool = True
+) -> None:
+    """Put a file in place in one step; `fill` writes its content to a descriptor.
+
+    Raises:
+        OSError: the disk refused, or a link stands on the way. What was there stays, no temp is left.
+    """
+    pieces = parts(path)
+    folder = _parent(root, pieces, create=True)
+    temp = f".{pieces[-1]}.{os.getpid()}.part"
+    try:
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+        try:
+            try:
+                fill(fd)
+                os.fchmod(fd, mode & 0o777)
+                if durable:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(temp, pieces[-1], src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temp, dir_fd=folder)
+            raise
+        if durable:
+            os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def replace_json(root: str, path: str, value: Any) -> None:
+    """Replace a small JSON file in one step, durable."""
+    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+    replace(root, path, lambda fd: write_all(fd, text))
+
+
+def read_json(root: str, path: str) -> Any:
+    """The value in a JSON file, or None where it is missing or torn (readers never repair)."""
+    try:
+        fd = open_read(root, path)
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as f:
+        try:
+            return json.loads(f.read().decode())
+        except ValueError:
+            return None
+
+
+def remove(root: str, paths: Iterable[str]) -> List[str]:
+    """Unlink files, then the folders that became empty with them; returns what went."""
+    gone = []
+    for path in paths:
+        pieces = parts(path)
+        try:
+            folder = _parent(root, pieces)
+        except OSError:
+            continue
+        try:
+            os.unlink(pieces[-1], dir_fd=folder)
+            gone.append(path)
+        except OSError:
+            continue
+        finally:
+            os.close(folder)
+        while len(pieces) > 1:
+            pieces.pop()
+            try:
+                os.rmdir(os.path.join(root, *pieces))
+            except OSError:
+                break
+    return gone

@@ -1,0 +1,102 @@
+"""Start the supervisor and read back that its deadline is armed; ask a running one to pause.
+
+The supervisor is exec'd in a session of its own with all streams away from the connection, and inherits
+nothing but the lock.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any, Dict
+
+from remote_runner.pod import files, layout, procs
+
+ARMED_WITHIN_S = 20.0
+
+
+def zipapp() -> str:
+    """The file this code runs from."""
+    return os.path.abspath(sys.argv[0])
+
+
+def launch(root: str, job: Dict[str, Any], lock_fd: int) -> Dict[str, Any]:
+    """Become two: this process goes on serving, the new one supervises.
+
+    Returns:
+        The status as the supervisor wrote it: its pid and start, and the armed deadline.
+
+    Raises:
+        OSError: it did not come up; the reason stands in `.remote-run/supervisor.log`.
+    """
+    job = {**job, "zipapp": zipapp(), "base_python": sys.executable}
+    files.replace_json(root, layout.JOB, job)
+    pid = os.fork()
+    if pid == 0:
+        _become_supervisor(root, lock_fd)
+    give_up = time.monotonic() + ARMED_WITHIN_S
+    while time.monotonic() < give_up:
+        status = files.read_json(root, layout.status(job["name"]))
+        if isinstance(status, dict) and status.get("attempt") == job["attempt"]:
+            return status
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            break
+        time.sleep(0.02)
+    raise OSError(f"the supervisor did not start: {_tail(root)}")
+
+
+def _become_supervisor(root: str, lock_fd: int) -> None:
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        log = os.open(
+            os.path.join(root, layout.SUPERVISOR_LOG),
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW,
+            0o600,
+        )
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        for name in os.listdir("/dev/fd"):  # also the session's pipes that others left open
+            if int(name) > 2 and int(name) != lock_fd:
+                try:
+                    os.close(int(name))
+                except OSError:
+                    continue
+        os.set_inheritable(lock_fd, True)
+        os.chdir(root)
+        os.execv(sys.executable, [sys.executable, zipapp(), "supervise", root, str(lock_fd)])
+    finally:
+        os._exit(127)
+
+
+def _tail(root: str) -> str:
+    try:
+        fd = files.open_read(root, layout.SUPERVISOR_LOG)
+    except OSError as e:
+        return str(e)
+    with os.fdopen(fd, "rb") as f:
+        f.seek(max(0, os.fstat(f.fileno()).st_size - 2000))
+        return f.read().decode("utf-8", "replace").strip()
+
+
+def supervisor_lives(status: Dict[str, Any]) -> bool:
+    """Whether the supervisor that wrote this status still runs."""
+    who = status.get("supervisor") or {}
+    return procs.alive(who.get("pid"), who.get("start"))
+
+
+def ask_supervisor(root: str, name: str, by: str, grace_s: Any) -> Dict[str, Any]:
+    """Ask a run's supervisor to pause; with `grace_s`, to kill what has not paused by then.
+
+    Returns:
+        `asked`: whether there was one to ask, and the status.
+    """
+    status = files.read_json(root, layout.status(name))
+    if not isinstance(status, dict) or status.get("exit") or not supervisor_lives(status):
+        return {"asked": False, "status": status}
+    files.replace_json(root, layout.REQUEST, {"attempt": status["attempt"], "by": by, "grace_s": grace_s})
+    os.kill(status["supervisor"]["pid"], signal.SIGUSR1)
+    return {"asked": True, "status": status}

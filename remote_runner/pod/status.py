@@ -1,0 +1,95 @@
+"""What the supervisor says of its run: `runs/<name>-status.json` and `runs/<name>-events.jsonl`.
+
+The status is replaced atomically at every change and beat; with an `exit` in it, it is the truth about how
+the run ended. Events are appended: what happened, when, why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, Dict, List
+
+from remote_runner.pod import files, layout
+
+BEAT_S = 5.0
+
+
+def utc(unix_s: float) -> str:
+    """A time for people, with its offset."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(unix_s))
+
+
+class Status:
+    """The status of one attempt; its file has one writer, this."""
+
+    def __init__(self, root: str, name: str, **first: Any) -> None:
+        self._root, self._name = root, name
+        self.fields: Dict[str, Any] = {"schema": 1, "name": name, **first}
+        self._written_s = 0.0
+
+    def update(self, **changes: Any) -> None:
+        self.fields.update(changes)
+        self._write()
+
+    def beat(self) -> None:
+        """Say that we live, at most every few seconds."""
+        if time.monotonic() - self._written_s >= BEAT_S:
+            self._write()
+
+    def _write(self) -> None:
+        self.fields["beat_unix_s"] = round(time.time(), 3)
+        files.replace_json(self._root, layout.status(self._name), self.fields)
+        self._written_s = time.monotonic()
+
+    def event(self, what: str, **fields: Any) -> None:
+        row = {"t": round(time.time(), 3), "at": utc(time.time()), "what": what, **fields}
+        line = json.dumps(row, ensure_ascii=False, sort_keys=False) + "\n"
+        path = os.path.join(self._root, layout.events(self._name))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            files.write_all(fd, line.encode())
+        finally:
+            os.close(fd)
+
+
+class Progress:
+    """The trainer's `metrics.jsonl`, read as it grows; torn and foreign lines are passed over."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._offset, self._torn = path, 0, b""
+        self.last: Dict[str, Any] = {}
+        self.segment = 0  # the highest seen
+        self.longest_save_s = 0.0
+
+    def read(self) -> bool:
+        """Take what is new; whether anything was."""
+        try:
+            with open(self._path, "rb") as f:
+                if os.fstat(f.fileno()).st_size < self._offset:
+                    self._offset, self._torn = 0, b""  # another file stands there now
+                f.seek(self._offset)
+                data = f.read(4 << 20)
+        except OSError:
+            return False
+        self._offset += len(data)
+        lines: List[bytes] = (self._torn + data).split(b"\n")
+        self._torn = lines.pop()[-65536:]
+        for line in lines:
+            self._take(line)
+        return bool(lines)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            row = json.loads(line.decode())
+        except ValueError:
+            return
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            return
+        self.last = row
+        if isinstance(row.get("segment"), int):
+            self.segment = max(self.segment, row["segment"])
+        if isinstance(row.get("save_s"), (int, float)):
+            self.longest_save_s = max(self.longest_save_s, float(row["save_s"]))
