@@ -136,9 +136,7 @@ def digest(root: str, path: str, tick: Callable[[], None] = lambda: None) -> str
         os.close(fd)
 
 
-def replace(
-    root: str, path: str, fill: Callable[[int], None], mode: int = 0o644, durable: bool = True
-) -> None:
+def replace(root: str, path: str, fill: Callable[[int], None], mode: int = 0o644, durable: bool = True) -> None:
     """Put a file in place in one step; `fill` writes its content to a descriptor.
 
     Raises:

@@ -68,9 +68,7 @@ def follow(root: str, wire: Wire, ask: Dict[str, Any]) -> Dict[str, Any]:
             wire.send({"follow": True, "offset": offset, **seen}, part)
             last, said = status, now
         if ask.get("who") and now - marked > BEAT_EVERY_S:
-            files.replace_json(
-                root, layout.FOLLOWER, {"name": name, "who": ask["who"], "unix_s": time.time()}
-            )
+            files.replace_json(root, layout.FOLLOWER, {"name": name, "who": ask["who"], "unix_s": time.time()})
             marked = now
         ended = bool(isinstance(status, dict) and status.get("exit")) or not seen["supervisor_lives"]
         if ended and not part:

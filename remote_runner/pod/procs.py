@@ -52,9 +52,7 @@ def _stat(pid: int) -> List[str]:
 def start_ticks(pid: int) -> Optional[str]:
     """What tells a process from a later one with its pid; None when it is gone or a zombie."""
     if sys.platform == "darwin":
-        out = subprocess.run(
-            ["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True
-        ).stdout
+        out = subprocess.run(["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True).stdout
         return None if not out.strip() or out.strip().startswith("Z") else out.strip().split(None, 1)[1]
     try:
         fields = _stat(pid)
@@ -96,9 +94,7 @@ def everyone() -> Iterator[Process]:
     except (OSError, StopIteration) as e:
         raise CannotLook(f"/proc can't be read: {e}") from None
     if os.getpid() not in pids or 1 not in pids:
-        raise CannotLook(
-            "/proc hides processes from this user (mounted with hidepid, or from another namespace)"
-        )
+        raise CannotLook("/proc hides processes from this user (mounted with hidepid, or from another namespace)")
     for pid in pids:
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as f:
@@ -136,9 +132,7 @@ def _is_python(process: Process) -> bool:
                     names.append(f.read().strip())
     if any(_PYTHON.search(name) for name in names):
         return True
-    with contextlib.suppress(OSError), open(
-        f"/proc/{process.pid}/maps", encoding="utf-8", errors="replace"
-    ) as f:
+    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/maps", encoding="utf-8", errors="replace") as f:
         return "python" in f.read()
     return False
 
@@ -197,17 +191,13 @@ def matches(process: Process, patterns: Sequence[str]) -> bool:
 def is_supervisor(process: Process) -> bool:
     """Another job of ours: the zipapp, running `supervise`."""
     runs = program(process.argv, True)
-    return (
-        len(runs) > 1 and runs[0].endswith(".pyz") and "/.remote-run/" in runs[0] and runs[1] == "supervise"
-    )
+    return len(runs) > 1 and runs[0].endswith(".pyz") and "/.remote-run/" in runs[0] and runs[1] == "supervise"
 
 
 def jobs(patterns: Sequence[str]) -> List[Dict[str, Any]]:
     """Every trainer and every supervisor of ours on this machine, but the caller itself."""
     own = {os.getpid(), os.getppid()}
-    return [
-        p.describe() for p in everyone() if p.pid not in own and (is_supervisor(p) or matches(p, patterns))
-    ]
+    return [p.describe() for p in everyone() if p.pid not in own and (is_supervisor(p) or matches(p, patterns))]
 
 
 def children(pid: int) -> Set[int]:
@@ -244,9 +234,7 @@ def resident_bytes(pids: Sequence[int]) -> int:
     """Resident memory of these processes together."""
     total = 0
     for pid in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError), open(
-            f"/proc/{pid}/statm", encoding="ascii"
-        ) as f:
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm", encoding="ascii") as f:
             total += int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return total
 

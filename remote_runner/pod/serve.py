@@ -129,9 +129,7 @@ def put(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
             files.write_all(fd, data)
         os.utime(fd, ns=(ask["mtime_ns"], ask["mtime_ns"]))
         if found.hexdigest() != ask["sha256"]:
-            raise Refusal(
-                "digest", detail=f"{ask['path']}: arrived as {found.hexdigest()}, sent as {ask['sha256']}"
-            )
+            raise Refusal("digest", detail=f"{ask['path']}: arrived as {found.hexdigest()}, sent as {ask['sha256']}")
 
     try:
         files.replace(session.root, ask["path"], fill, ask["mode"], durable=ask["durable"])
@@ -185,9 +183,7 @@ def stream(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
 
 def runs(session: Session, _ask: Dict[str, Any]) -> Dict[str, Any]:
     """Names of the runs in this root, and who holds it."""
-    found = [
-        p[len("runs/") : -len("-status.json")] for p, _i, k in files.walk(session.root, "runs") if k == "file"
-    ]
+    found = [p[len("runs/") : -len("-status.json")] for p, _i, k in files.walk(session.root, "runs") if k == "file"]
     names = [n for n in found if files.read_json(session.root, layout.status(n)) is not None]
     return {"names": names, "lease": lock.holder(session.root)}
 

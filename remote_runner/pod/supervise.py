@@ -119,9 +119,7 @@ class Supervisor:
         os.makedirs(os.path.dirname(log_path), exist_ok=True)
         log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         segment = self.status.fields["segment"]
-        files.write_all(
-            log, f"[remote-run] {utc(time.time())} segment {segment}: {' '.join(argv)}\n".encode()
-        )
+        files.write_all(log, f"[remote-run] {utc(time.time())} segment {segment}: {' '.join(argv)}\n".encode())
         try:
             child = subprocess.Popen(
                 argv,
@@ -161,14 +159,10 @@ class Supervisor:
             ended.update(self.killed)
         elif code == PAUSED:
             ended["cause"] = self.pause_cause or "preempted"
-            ended["evidence"] = "the workload saved its state and paused" + (
-                "" if self.pause_cause else " by itself"
-            )
+            ended["evidence"] = "the workload saved its state and paused" + ("" if self.pause_cause else " by itself")
         elif by_signal and self.pause_cause:
             name = signal.Signals(by_signal).name
-            ended.update(
-                cause=self.pause_cause, evidence=f"ended by {name} when asked to pause; it saved nothing more"
-            )
+            ended.update(cause=self.pause_cause, evidence=f"ended by {name} when asked to pause; it saved nothing more")
         elif by_signal:
             hint = " (out of memory?)" if by_signal == signal.SIGKILL else ""
             ended.update(cause="killed", evidence=f"ended by {signal.Signals(by_signal).name}{hint}")
@@ -270,9 +264,7 @@ class Supervisor:
 
     def _environment(self) -> Dict[str, str]:
         env = {**os.environ, **self.job["env"]}
-        env["PYTHONPATH"] = os.pathsep.join(
-            [self.job["zipapp"], *filter(None, [self.job["env"].get("PYTHONPATH")])]
-        )
+        env["PYTHONPATH"] = os.pathsep.join([self.job["zipapp"], *filter(None, [self.job["env"].get("PYTHONPATH")])])
         env["PYTHONUNBUFFERED"] = "1"
         env["REMOTE_RUN_ID"] = self.job["attempt"]
         env["REMOTE_RUN_SEGMENT"] = str(self.status.fields["segment"])

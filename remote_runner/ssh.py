@@ -1,0 +1,338 @@
+"""Connections to a pod: the only place, with ssh_keys.py, that knows paramiko.
+
+    connect()  ->  TCP (or a ProxyJump, ProxyCommand)  ->  host key checked  ->  login
+    Pod.run()      one command, both streams read at once, both bounded
+    Pod.open()     a long-lived program: bytes in, bytes out, its stderr kept for messages
+
+Not here: what is said over a program's streams (agent.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import paramiko
+import tenacity
+
+from remote_runner import hostkeys, ssh_keys
+from remote_runner.errors import PreflightFailed, UsageFault
+from remote_runner.target import Target, show_host
+
+CONNECT_S = 15.0
+BOOTING_S = 60.0  # how long a pod that drops connections before the login is given
+KEEPALIVE_S = 15
+_KEPT_STDERR_BYTES = 16_384
+_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
+
+
+class LinkLost(Exception):
+    """The connection broke or went silent; whether anything else did is unknown."""
+
+
+class _Passing(Exception):
+    """A failure before the login that a booting or busy pod shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A target with everything that ~/.ssh/config and the options say about it."""
+
+    host: str
+    port: int
+    user: str
+    policy: hostkeys.Policy
+    identities: list[Path] = field(default_factory=list)
+    identities_only: bool = False
+    proxy_command: str = ""
+    jump: str = ""
+
+    def __str__(self) -> str:
+        return f"{show_host(self.host)}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A finished remote command."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+    dropped_bytes: int  # beyond the limit, read and not kept
+
+
+def resolve(target: Target, policy: hostkeys.Policy, user: str | None, identity: Path | None) -> Endpoint:
+    """Fill a target from ~/.ssh/config; options win, then the target itself, then the file.
+
+    Raises:
+        UsageFault: the config file can't be read.
+    """
+    found: dict[str, object] = {}
+    path = Path("~/.ssh/config").expanduser()
+    if path.is_file():
+        try:
+            found = dict(paramiko.SSHConfig.from_path(str(path)).lookup(target.host))
+        except Exception as e:
+            raise UsageFault(f"{path}: {e}", fix="mend the file, or give HOST:PORT, --user and --identity") from e
+    names = found.get("identityfile", [])
+    files = [Path(str(n)).expanduser() for n in (names if isinstance(names, list) else [names])]
+    named = [p for p in (identity, target.identity) if p] or [f for f in files if f.is_file()]
+    port = target.port or int(str(found.get("port", 22)))
+    return Endpoint(
+        host=str(found.get("hostname", target.host)),
+        port=port,
+        user=user or target.user or str(found.get("user", "root")),
+        policy=policy,
+        identities=named,
+        identities_only=str(found.get("identitiesonly", "no")).lower() == "yes",
+        proxy_command=str(found.get("proxycommand", "")),
+        jump=str(found.get("proxyjump", "")),
+    )
+
+
+def connect(endpoint: Endpoint, tell: Callable[[str], None] = lambda _: None) -> Pod:
+    """Open a connection, log in, and give back the pod.
+
+    A pod that drops connections before the login is tried for a minute with growing pauses; a port that
+    refuses, a few times.
+
+    Raises:
+        PreflightFailed: unreachable, wrong or unknown host key, login refused; each with its fix.
+    """
+    began = time.monotonic()
+
+    def give_up(state: tenacity.RetryCallState) -> bool:
+        refused = "refused" in str(state.outcome.exception() if state.outcome else "")
+        return time.monotonic() - began > (5.0 if refused else BOOTING_S)
+
+    def say(state: tenacity.RetryCallState) -> None:
+        tell(f"{state.outcome.exception() if state.outcome else ''}; trying again")
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(_Passing),
+        wait=tenacity.wait_exponential_jitter(initial=0.5, max=10, jitter=0.5),
+        stop=give_up,
+        before_sleep=say,
+        reraise=True,
+    )
+    try:
+        return retrying(_connect_once, endpoint)
+    except _Passing as e:
+        raise PreflightFailed(str(e), fix="check the address and that the pod is up and its port 22 is mapped") from e
+
+
+def _connect_once(endpoint: Endpoint) -> Pod:
+    sock = _socket(endpoint)
+    transport = paramiko.Transport(sock)
+    try:
+        _prefer(transport, endpoint)
+        transport.banner_timeout = transport.auth_timeout = CONNECT_S
+        try:
+            transport.start_client(timeout=CONNECT_S)
+        except (paramiko.SSHException, EOFError, OSError) as e:
+            raise _Passing(f"{endpoint} closed the connection before the login ({e or 'no answer'})") from None
+        key = transport.get_remote_server_key()
+        name = hostkeys.name_of(endpoint.host, endpoint.port)
+        hostkeys.check(name, key.get_name(), key.asbytes(), endpoint.policy)
+        try:
+            ssh_keys.log_in(transport, endpoint.user, str(endpoint), endpoint.identities, endpoint.identities_only)
+        except (paramiko.SSHException, EOFError, OSError) as e:
+            raise _Passing(f"{endpoint} closed the connection during the login ({e or 'no answer'})") from None
+        transport.set_keepalive(KEEPALIVE_S)
+        return Pod(endpoint, transport)
+    except BaseException:
+        transport.close()
+        sock.close()
+        raise
+
+
+def _prefer(transport: paramiko.Transport, endpoint: Endpoint) -> None:
+    """The key types we know of this host first, so that a known key is what the server shows; fast ciphers."""
+    security = transport.get_security_options()
+    known = {entry.kind for entry in hostkeys.known(hostkeys.name_of(endpoint.host, endpoint.port), endpoint.policy)}
+    wanted = {"ssh-rsa": "rsa-sha2-512"}
+    kinds = {wanted.get(k, k) for k in known}
+    security.key_types = sorted(security.key_types, key=lambda k: k not in kinds)  # stable: their order else
+    security.ciphers = [c for c in _CIPHERS if c in security.ciphers] or security.ciphers
+
+
+def _socket(endpoint: Endpoint) -> socket.socket | paramiko.Channel | paramiko.ProxyCommand:
+    if endpoint.jump and endpoint.jump.lower() != "none":
+        return _through(endpoint)
+    if endpoint.proxy_command and endpoint.proxy_command.lower() != "none":
+        return paramiko.ProxyCommand(endpoint.proxy_command)
+    try:
+        return socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_S)
+    except socket.gaierror:
+        raise PreflightFailed(
+            f"{endpoint.host}: no such host", fix="check the address in the provider's console"
+        ) from None
+    except ConnectionRefusedError:
+        raise _Passing(f"refused {endpoint}: nothing listens there") from None
+    except TimeoutError:
+        raise PreflightFailed(
+            f"{endpoint}: no answer within {CONNECT_S:.0f} s",
+            fix="check the address, and that the pod is running",
+        ) from None
+    except OSError as e:
+        raise PreflightFailed(f"{endpoint}: {e.strerror or e}", fix="check the network here and the address") from None
+
+
+def _through(endpoint: Endpoint) -> paramiko.Channel:
+    """A channel by way of the last jump host, each hop checked like any other machine."""
+    from remote_runner import target
+
+    hop, _, _rest = endpoint.jump.rpartition(",")[2].partition(" ")
+    gateway = connect(resolve(target.parse(hop), endpoint.policy, None, None))
+    return gateway.tunnel(endpoint.host, endpoint.port)
+
+
+class Pod:
+    """One logged-in connection."""
+
+    def __init__(self, endpoint: Endpoint, transport: paramiko.Transport) -> None:
+        self.endpoint = endpoint
+        self._transport = transport
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def host_key(self) -> str:
+        return hostkeys.fingerprint(self._transport.get_remote_server_key().asbytes())
+
+    def tunnel(self, host: str, port: int) -> paramiko.Channel:
+        return self._transport.open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=CONNECT_S)
+
+    def open(self, command: str) -> Program:
+        """Start a program and talk to it.
+
+        Raises:
+            LinkLost: the connection is gone, or no channel could be opened.
+        """
+        try:
+            channel = self._transport.open_session(timeout=CONNECT_S)
+            channel.exec_command(command)
+        except (paramiko.SSHException, EOFError, OSError) as e:
+            raise LinkLost(f"{self.endpoint}: {e or 'connection closed'}") from None
+        return Program(channel, str(self.endpoint))
+
+    def run(self, command: str, stdin: bytes = b"", *, timeout_s: float = 60, keep_bytes: int = 1 << 20) -> Completed:
+        """Run one command to its end; both streams are read at once, so neither can block the other.
+
+        Args:
+            keep_bytes: of each stream; what comes beyond is read, counted and dropped.
+
+        Raises:
+            LinkLost: broken, or not done after `timeout_s`.
+        """
+        with self.open(command) as program:
+            feeder = threading.Thread(target=program.feed, args=(stdin,), daemon=True)
+            feeder.start()
+            kept, dropped = bytearray(), 0
+            give_up = time.monotonic() + timeout_s
+            for block in program.blocks(give_up):
+                room = keep_bytes - len(kept)
+                kept += block[:room]
+                dropped += max(0, len(block) - room)
+            code = program.code(max(1.0, give_up - time.monotonic()))
+            return Completed(code, bytes(kept), program.stderr(), dropped)
+
+
+class Program:
+    """A program on the pod: stdin and stdout as a byte stream, stderr read all the time and its end kept."""
+
+    def __init__(self, channel: paramiko.Channel, where: str) -> None:
+        self._channel, self._where = channel, where
+        self._stderr = bytearray()
+        self._drain = threading.Thread(target=self._read_stderr, daemon=True)
+        self._drain.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _read_stderr(self) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            while data := self._channel.recv_stderr(65_536):
+                self._stderr += data
+                del self._stderr[:-_KEPT_STDERR_BYTES]
+
+    def write(self, data: bytes) -> None:
+        """Send all of it.
+
+        Raises:
+            LinkLost: the program or the connection is gone, or nothing moved for a minute.
+        """
+        self._channel.settimeout(60)
+        try:
+            self._channel.sendall(data)
+        except OSError as e:
+            raise LinkLost(f"{self._where}: {e or 'closed'}") from None
+
+    def feed(self, data: bytes) -> None:
+        """Send all and close the program's stdin; a program that does not read is not an error."""
+        with contextlib.suppress(LinkLost, OSError, EOFError):
+            self.write(data)
+            self._channel.shutdown_write()
+
+    def read(self, timeout_s: float) -> bytes:
+        """Some bytes; none when its stdout ended.
+
+        Raises:
+            LinkLost: nothing came for `timeout_s`.
+        """
+        self._channel.settimeout(timeout_s)
+        try:
+            return self._channel.recv(1 << 20)
+        except TimeoutError:
+            raise LinkLost(f"{self._where}: no answer for {timeout_s:.0f} s") from None
+        except OSError as e:
+            raise LinkLost(f"{self._where}: {e}") from None
+
+    def ready(self) -> bool:
+        """Whether something can be read at once."""
+        return self._channel.recv_ready()
+
+    def blocks(self, give_up: float) -> Iterator[bytes]:
+        while block := self.read(max(0.1, give_up - time.monotonic())):
+            yield block
+
+    def code(self, timeout_s: float) -> int:
+        """The exit code; -1 where it ended by a signal."""
+        if not self._channel.status_event.wait(timeout_s):
+            raise LinkLost(f"{self._where}: no exit status after {timeout_s:.0f} s")
+        self._drain.join(timeout_s)
+        return self._channel.recv_exit_status()
+
+    def stderr(self) -> bytes:
+        return bytes(self._stderr)
+
+
+def local_user() -> str:
+    """Who runs this, for leases and records."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}@{socket.gethostname()}"

@@ -1,0 +1,46 @@
+"""The one file that is put on a pod: `pod/` and `checkpoint/`, under the hash of its bytes.
+
+The same sources give the same bytes on every machine (fixed times, sorted names), so a pod that has the file
+has the right one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+_MAIN = "import sys\nfrom remote_runner.pod.main import main\nsys.exit(main(sys.argv[1:]))\n"
+
+
+class Zipapp(NamedTuple):
+    name: str
+    content: bytes
+
+
+@cache
+def build() -> Zipapp:
+    """The zipapp of this installation: `<first half of its SHA-256>.pyz` and its bytes."""
+    package = resources.files("remote_runner")
+    sources = {
+        "__main__.py": _MAIN.encode(),
+        "remote_runner/__init__.py": (package / "__init__.py").read_bytes(),
+    }
+    for folder in ("pod", "checkpoint"):
+        for entry in (package / folder).iterdir():
+            if entry.name.endswith(".py"):
+                sources[f"remote_runner/{folder}/{entry.name}"] = entry.read_bytes()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in sorted(sources):
+            archive.writestr(zipfile.ZipInfo(name), sources[name], zipfile.ZIP_DEFLATED)
+    content = packed.getvalue()
+    return Zipapp(hashlib.sha256(content).hexdigest()[:32] + ".pyz", content)
+
+
+def probe_source() -> str:
+    """The source of the preflight probe, which runs before anything of ours is on the pod."""
+    return (resources.files("remote_runner") / "pod" / "probe.py").read_text(encoding="utf-8")
