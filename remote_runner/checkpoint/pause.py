@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Sequence
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 FILE = ".pause"
 _signalled = False
 
 
-def install() -> None:
-    """Take the three signals as a request from now on, and let in those that wait blocked."""
-    for number in SIGNALS:
+def install(signals: Sequence[signal.Signals] = SIGNALS) -> None:
+    """Take the signals as a request from now on, and let in those that wait blocked."""
+    for number in signals:
         signal.signal(number, _note)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
 
 def _note(number: int, frame: object) -> None:
