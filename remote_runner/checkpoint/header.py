@@ -65,9 +65,7 @@ def canonical(value: object) -> bytes:
     Raises:
         ValueError: NaN, an infinity, or text that is not valid Unicode.
     """
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def size_of(dtype: str, shape: Sequence[int]) -> int:
@@ -111,10 +109,7 @@ def roots(
     digests: Mapping[str, str],
 ) -> Tuple[str, str]:
     """The two names of a snapshot's content: `root` (what training made) and `root_all` (with `volatile`)."""
-    rows = [
-        [e.name, e.dtype, list(e.shape), digests[e.name]]
-        for e in sorted(entries, key=lambda e: e.name.encode())
-    ]
+    rows = [[e.name, e.dtype, list(e.shape), digests[e.name]] for e in sorted(entries, key=lambda e: e.name.encode())]
     body = {"state": dict(state), "tensors": rows}
     root = hashlib.sha256(canonical(body)).hexdigest()
     return root, hashlib.sha256(canonical({**body, "volatile": dict(volatile)})).hexdigest()
@@ -217,12 +212,20 @@ def verify_digests(
         header, found = verify_header(path, fd)
         for entry, digest in digest_tensors(fd, header, look):
             if digest != found["sha256"][entry.name]:
-                raise SnapshotCorrupt(
-                    f"{os.fspath(path)}: the bytes of {entry.name} are not those that were saved"
-                )
+                raise SnapshotCorrupt(f"{os.fspath(path)}: the bytes of {entry.name} are not those that were saved")
         return found
     finally:
         os.close(fd)
+
+
+def digests_in(header: Header) -> Dict[str, str]:
+    """The `sha256` table of a file that carries one, whoever wrote it; empty otherwise. Raises SnapshotCorrupt."""
+    if header.metadata.get("format") not in (FORMAT, WEIGHTS_FORMAT):
+        return {}
+    digests = _object(header.metadata, "sha256")
+    if {e.name for e in header.entries} != set(digests) or not all(isinstance(d, str) for d in digests.values()):
+        raise SnapshotCorrupt("its sha256 table does not name the tensors of the file")
+    return digests
 
 
 def digest_tensors(
@@ -262,17 +265,13 @@ def _parse(raw: bytes, size_bytes: int) -> Header:
     except SnapshotCorrupt:
         raise
     except (ValueError, RecursionError) as wrong:
-        raise SnapshotCorrupt(
-            f"its header is not JSON ({str(wrong)[:120]}); it begins {raw[8:32]!r}"
-        ) from None
+        raise SnapshotCorrupt(f"its header is not JSON ({str(wrong)[:120]}); it begins {raw[8:32]!r}") from None
     if not isinstance(top, dict):
         raise SnapshotCorrupt("its header is not a JSON object")
     metadata = top.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise SnapshotCorrupt("its __metadata__ is not an object of strings")
-    entries = sorted(
-        (_entry(name, body) for name, body in top.items()), key=lambda e: (e.begin, e.end, e.name)
-    )
+    entries = sorted((_entry(name, body) for name, body in top.items()), key=lambda e: (e.begin, e.end, e.name))
     place = 0
     for e in entries:
         if e.begin != place:
@@ -281,9 +280,7 @@ def _parse(raw: bytes, size_bytes: int) -> Header:
         place = e.end
     if len(raw) + place != size_bytes:
         what = "cut off" if len(raw) + place > size_bytes else "bytes after the last tensor"
-        raise SnapshotCorrupt(
-            f"its header describes {len(raw) + place} bytes, the file has {size_bytes}: {what}"
-        )
+        raise SnapshotCorrupt(f"its header describes {len(raw) + place} bytes, the file has {size_bytes}: {what}")
     return Header(metadata, entries, len(raw), size_bytes, raw)
 
 
@@ -291,12 +288,7 @@ def _entry(name: str, body: Any) -> Entry:
     if not isinstance(body, dict) or set(body) != {"dtype", "shape", "data_offsets"}:
         raise SnapshotCorrupt(f"{name!r} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = body["dtype"], body["shape"], body["data_offsets"]
-    if (
-        not isinstance(dtype, str)
-        or not _naturals(shape, at_most=64)
-        or not _naturals(offsets, 2)
-        or len(offsets) != 2
-    ):
+    if not isinstance(dtype, str) or not _naturals(shape, at_most=64) or not _naturals(offsets, 2) or len(offsets) != 2:
         raise SnapshotCorrupt(f"{name!r} has a dtype, shape or data_offsets of the wrong kind")
     begin, end = offsets
     need = size_of(dtype, shape)
@@ -306,11 +298,7 @@ def _entry(name: str, body: Any) -> Entry:
 
 
 def _naturals(value: Any, at_most: int) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) <= at_most
-        and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
-    )
+    return isinstance(value, list) and len(value) <= at_most and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
 def _described(path: os.PathLike[str] | str, header: Header) -> Dict[str, Any]:
@@ -324,7 +312,7 @@ def _check_format_1(header: Header) -> Dict[str, Any]:
     said = header.metadata
     if said.get("format") != FORMAT:
         raise SnapshotCorrupt(f"format is {said.get('format')!r}, not {FORMAT!r}")
-    state, volatile, digests = (_object(said, key) for key in ("state", "volatile", "sha256"))
+    state, volatile, digests = _object(said, "state"), _object(said, "volatile"), digests_in(header)
     for key, kind in STATE_FIELDS.items():
         if type(state.get(key)) is not kind:
             raise SnapshotCorrupt(f"state.{key} is {state.get(key)!r}, not {kind.__name__}")
@@ -332,9 +320,7 @@ def _check_format_1(header: Header) -> Dict[str, Any]:
         raise SnapshotCorrupt(f"state.step {state['step']} is not within 0 to {state['target_steps']}")
     if "best" not in state or "lineage" not in state:
         raise SnapshotCorrupt("state has no best or no lineage")
-    if {e.name for e in header.entries} != set(digests) or not all(
-        isinstance(d, str) for d in digests.values()
-    ):
+    if {e.name for e in header.entries} != set(digests) or not all(isinstance(d, str) for d in digests.values()):
         raise SnapshotCorrupt("its sha256 table does not name the tensors of the file")
     try:
         again = metadata_of(state, volatile, header.entries, digests)
@@ -346,10 +332,7 @@ def _check_format_1(header: Header) -> Dict[str, Any]:
     if not same:
         raise SnapshotCorrupt("its header is not the canonical one for its content")
     return {
-        **{
-            key: state[key]
-            for key in ("stage", "stage_index", "step", "target_steps", "fingerprint", "lineage")
-        },
+        **{key: state[key] for key in ("stage", "stage_index", "step", "target_steps", "fingerprint", "lineage")},
         "root": said["root"],
         "root_all": said["root_all"],
         "attempt": volatile.get("attempt"),
@@ -375,9 +358,7 @@ def _no_twins(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
-        raise SnapshotCorrupt(
-            f"a name stands twice in its header: {next(n for n in names if names.count(n) > 1)!r}"
-        )
+        raise SnapshotCorrupt(f"a name stands twice in its header: {next(n for n in names if names.count(n) > 1)!r}")
     return found
 
 

@@ -128,7 +128,7 @@ def save(folder: Union[str, Path], snapshot: Snapshot, say: Say = contract.say) 
     try:
         root, size_bytes, bad = _write(temp, snapshot)
         if bad:
-            evidence = latest.with_name(f"{snapshot.stage}-training.nonfinite.safetensors")
+            evidence = _evidence_of(latest)
             os.replace(temp, evidence)
             raise NonFinite(bad, evidence)
         rotate.publish(temp, latest, say)
@@ -149,17 +149,7 @@ def load(path: Union[str, Path]) -> Snapshot:
     fd = header.open_regular(path)
     try:
         head, about = header.verify_header(path, fd)
-        tensors: Dict[str, Tensor] = {}
-        with open(os.dup(fd), "rb", buffering=0) as file:
-            file.seek(head.data_start)
-            for e in head.entries:
-                data = np.empty(e.end - e.begin, dtype=np.uint8)
-                header.fill(file, data.data, e.name)
-                if hashlib.sha256(data.data).hexdigest() != about["sha256"][e.name]:
-                    raise SnapshotCorrupt(f"{path}: the bytes of {e.name} are not those that were saved")
-                tensors[e.name] = Tensor(
-                    e.dtype, e.shape, data.view(NUMPY.get(e.dtype, np.uint8)).reshape(e.shape)
-                )
+        tensors = _read_tensors(path, fd, head, about["sha256"])
         return Snapshot(tensors, about["state"], about["volatile"], about["root"])
     finally:
         os.close(fd)
@@ -192,11 +182,36 @@ def load_newest(
                 say(str(wrong))
             continue
         rotate.trust(path)
-        say(
-            f"going on from {path}, step {snapshot.step}, root {snapshot.root[:12]}: the newest that verifies"
-        )
+        say(f"going on from {path}, step {snapshot.step}, root {snapshot.root[:12]}: the newest that verifies")
         return Found(path, snapshot)
     return None
+
+
+def keep_evidence(folder: Union[str, Path], snapshot: Snapshot) -> Path:
+    """Write a state that must never be resumed as `*.nonfinite.safetensors`, for whoever looks for the cause."""
+    latest = rotate.latest_of(Path(folder), snapshot.stage)
+    temp, evidence = rotate.temp_of(latest), _evidence_of(latest)
+    try:
+        _write(temp, snapshot)
+        os.replace(temp, evidence)
+    except BaseException:
+        _unlink(temp)
+        raise
+    return evidence
+
+
+def read_tensors(path: Union[str, Path]) -> Dict[str, Tensor]:
+    """The tensors of any safetensors file; their digests are proven where the file carries them.
+
+    Raises:
+        SnapshotCorrupt, OSError.
+    """
+    fd = header.open_regular(path)
+    try:
+        head = header.read(path, fd)
+        return _read_tensors(path, fd, head, header.digests_in(head))
+    finally:
+        os.close(fd)
 
 
 def verify(path: Union[str, Path]) -> Dict[str, Any]:
@@ -228,15 +243,31 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
     rotate.replace_with(path, header.encode(entries, metadata) + b"".join(parts))
 
 
+def _evidence_of(latest: Path) -> Path:
+    return latest.with_name(latest.name.replace("-training.", "-training.nonfinite."))
+
+
+def _read_tensors(
+    path: Union[str, Path], fd: int, head: header.Header, digests: Mapping[str, str]
+) -> Dict[str, Tensor]:
+    tensors: Dict[str, Tensor] = {}
+    with open(os.dup(fd), "rb", buffering=0) as file:
+        file.seek(head.data_start)
+        for e in head.entries:
+            data = np.empty(e.end - e.begin, dtype=np.uint8)
+            header.fill(file, data.data, e.name)
+            if e.name in digests and hashlib.sha256(data.data).hexdigest() != digests[e.name]:
+                raise SnapshotCorrupt(f"{path}: the bytes of {e.name} are not those that were saved")
+            kind = NUMPY.get(e.dtype)
+            tensors[e.name] = Tensor(e.dtype, e.shape, data if kind is None else data.view(kind).reshape(e.shape))
+    return tensors
+
+
 def _write(temp: Path, snapshot: Snapshot) -> Tuple[str, int, List[str]]:
     """Write and prove `temp`. Returns its root, its size, and the names of tensors that are not finite."""
     entries = header.layout({name: (t.dtype, t.shape) for name, t in snapshot.tensors.items()})
-    blank = header.metadata_of(
-        snapshot.state, snapshot.volatile, entries, {e.name: "0" * 64 for e in entries}
-    )
-    start = len(
-        header.encode(entries, blank)
-    )  # digests have one length, so the room is known before they are
+    blank = header.metadata_of(snapshot.state, snapshot.volatile, entries, {e.name: "0" * 64 for e in entries})
+    start = len(header.encode(entries, blank))  # digests have one length, so the room is known before they are
     _unlink(temp)
     fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:

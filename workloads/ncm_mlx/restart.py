@@ -1,0 +1,62 @@
+"""A weights-only restart of the generator: weights from a file, all else fresh, the position kept.
+
+It goes on at a given step of the schedule and of the data order, with new optimizer moments. That is another run than
+the one that was interrupted, and its `lineage` says so wherever it goes.
+
+Not here: exact resume (loop.restore).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ncm_mlx import arrays, config, loop, stage
+from remote_runner.checkpoint import header, snapshot
+from remote_runner.checkpoint.config import ConfigError
+
+CHANGES = ["fresh optimizer moments", "fresh random state"]
+
+
+def note_of(weights: config.Restart | None) -> dict[str, Any] | None:
+    """What identifies the restart: the file's bytes and the step. Raises ConfigError when the file can't be read."""
+    if weights is None:
+        return None
+    try:
+        with weights.checkpoint.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        root = header.read(weights.checkpoint).metadata.get("root")
+    except (OSError, snapshot.SnapshotCorrupt) as wrong:
+        raise ConfigError(f"--generator-checkpoint: {wrong}", "give a whole safetensors file") from None
+    return {"file": str(weights.checkpoint), "start_step": weights.start_step, "sha256": digest, "root": root}
+
+
+def begin(s: stage.Stage, note: dict[str, Any]) -> loop.Progress:
+    """Put the weights into the stage; its first act will be to validate them, so that worse ones never win."""
+    step = note["start_step"]
+    if not 0 <= step < s.target_steps:
+        raise ConfigError(f"--generator-start-step is {step}", f"give a step from 0 to {s.target_steps - 1}")
+    try:
+        arrays.put_back(s.model, "model", weights_of(Path(note["file"])))
+    except (OSError, snapshot.SnapshotCorrupt, arrays.ArrayMissing) as wrong:
+        raise ConfigError(f"{note['file']}: {wrong}", "give weights of a generator of this config") from None
+    s.optimizer.state["step"] = mx.array(step, dtype=s.optimizer.state["step"].dtype)
+    lineage = {
+        "kind": "weights-only",
+        "source_sha256": note["sha256"],
+        "root": note["root"],
+        "start_step": step,
+        "changes": CHANGES,
+    }
+    return loop.Progress(start_step=step, step=step, evaluation_due=True, lineage=lineage)
+
+
+def weights_of(path: Path) -> dict[str, snapshot.Tensor]:
+    """The weights in a file as `model.<name>`: of inference weights, or of a training snapshot's model."""
+    tensors = snapshot.read_tensors(path)
+    if any(name.startswith("model.") for name in tensors):
+        return {name: t for name, t in tensors.items() if name.startswith("model.")}
+    return {f"model.{name}": t for name, t in tensors.items()}
