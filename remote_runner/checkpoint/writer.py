@@ -52,6 +52,10 @@ class Writer:
         self._thread = threading.Thread(target=self._save, args=(content,), name="snapshot-writer")
         self._thread.start()
 
+    def settle(self, step: int) -> None:
+        """Wait for the save in flight; what it was given may change from now on. Raises NonFinite as `submit`."""
+        self._wait(step)
+
     def flush(self) -> Optional[Saved]:
         """Wait until the last snapshot is durable. Raises CannotSave when it is not, NonFinite as `submit`."""
         self._wait(None)
