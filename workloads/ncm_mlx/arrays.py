@@ -75,6 +75,14 @@ def put_back(tree: Any, prefix: str, saved: Mapping[str, snapshot.Tensor]) -> No
         container[key] = from_tensor(saved[name], array.dtype)
 
 
+def number(scalar: mx.array) -> float:
+    """The value of an array that holds one real number; waits for it."""
+    value = scalar.item()
+    if isinstance(value, complex):
+        raise TypeError("not a real number")
+    return float(value)
+
+
 def to_tensor(array: mx.array) -> snapshot.Tensor:
     """An evaluated array for a snapshot, by reference: MLX never writes into an array somebody holds.
 

@@ -29,7 +29,7 @@ COPIES = 16  # boards made of one searched grid
 TOGETHER = 2048  # boards worked on at once; about 4 MB of memory for each hundred
 CELL = np.arange(81)
 HOUSES = np.stack([CELL // 9, 9 + CELL % 9, 18 + CELL // 27 * 3 + CELL % 9 // 3], axis=1)  # (81, 3), of 27
-MEMBERS = np.stack([np.nonzero((HOUSES == house).any(axis=1))[0] for house in range(27)])  # (27, 9)
+MEMBERS = np.stack([np.nonzero(np.equal(HOUSES, house).any(axis=1))[0] for house in range(27)])  # (27, 9)
 PEERS = np.stack([np.setdiff1d(MEMBERS[HOUSES[cell]].ravel(), cell) for cell in range(81)])  # (81, 20)
 
 
@@ -50,7 +50,7 @@ class Dataset(NamedTuple):
     sha256: str
 
 
-class Cancelled(Exception):  # noqa: N818 - not an error: a pause was asked for
+class Cancelled(Exception):
     """Making boards was given up on request; nothing was kept."""
 
 
@@ -92,7 +92,7 @@ def make(seed: int, wanted: Data, cancelled: Callable[[], bool] = lambda: False)
             ]
         )
         parts.append(Boards(solutions, given, difficulty))
-    return Dataset(*parts, sha256=_digest(parts))
+    return Dataset(parts[0], parts[1], parts[2], _digest(parts))
 
 
 def _solutions(random: np.random.Generator, count: int, cancelled: Callable[[], bool]) -> Cells:
@@ -203,4 +203,4 @@ def _load(path: Path, made_from: str) -> Dataset | None:
     if _digest(parts) != digest:
         contract.say(f"{path} is damaged: making the boards again")
         return None
-    return Dataset(*parts, sha256=digest)
+    return Dataset(parts[0], parts[1], parts[2], digest)

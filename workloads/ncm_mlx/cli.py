@@ -46,7 +46,7 @@ def _restart(options: argparse.Namespace) -> config.Restart | None:
         raise ConfigError(
             "--generator-checkpoint and --generator-start-step belong together", "give both, or neither of them"
         )
-    return config.Restart(*given)
+    return config.Restart(checkpoint=given[0], start_step=given[1])
 
 
 def _parser() -> argparse.ArgumentParser:

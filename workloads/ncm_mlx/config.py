@@ -19,7 +19,7 @@ STEPS_VARIABLE = "NCM_MLX_GENERATOR_STEPS"
 MEMORY_VARIABLE = "NCM_MLX_MEMORY_LIMIT_GB"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Data:
     """How many boards, and how many of their 81 cells are given. `boards` are for training."""
 
@@ -31,7 +31,7 @@ class Data:
     hard_clues: int = between(17, 80)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Codec:
     """The VQ codec. `codes` is K, `code_width` is D of the codebook."""
 
@@ -49,7 +49,7 @@ class Codec:
     source: str = ""  # an artifacts folder whose finished codec is used in place of training one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Generator:
     """The masked token model."""
 
@@ -64,7 +64,7 @@ class Generator:
     weight_decay: float = at_least(0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Train:
     """Cadences in steps. `evaluate_every` 0 never evaluates. `compile` traces the step once and fuses it."""
 
@@ -73,7 +73,7 @@ class Train:
     compile: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """An experiment. `out_dir` is always `artifacts/<name of the file>`."""
 
@@ -89,7 +89,7 @@ class Config:
         return Path(self.out_dir)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Restart:
     """A weights-only restart of the generator: where from, and the step the weights stand for."""
 

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ncm_mlx import arrays, boards, codec, config, generator, restart, stage
+from ncm_mlx.layers import one_hot
 from remote_runner.checkpoint import contract, pause, rotate, snapshot
 from remote_runner.checkpoint.config import ConfigError
 
@@ -69,6 +70,6 @@ def solve(solver: Solver, clues: boards.Cells) -> boards.Cells:
     known = stage.codes_of(solver.frozen, np.maximum(clues, 1))  # the codes of blanks are never looked at
     filled = generator.fill(solver.tokens, known, given)
     frozen = solver.frozen
-    logits = frozen.decode(codec.one_hot(filled, frozen.codebook.shape[0]) @ frozen.codebook)
+    logits = frozen.decode(one_hot(filled, frozen.codebook.shape[0]) @ frozen.codebook)
     digits = mx.where(given > 0, given, (mx.argmax(logits, axis=-1) + 1).astype(given.dtype))
     return np.array(digits)

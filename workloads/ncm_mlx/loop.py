@@ -28,7 +28,7 @@ from remote_runner.checkpoint.config import ConfigError
 SCHEMA = 1
 
 
-class Paused(Exception):  # noqa: N818 - not an error: asked for, and the state is durable
+class Paused(Exception):
     """The stage stopped on request."""
 
 
@@ -139,7 +139,7 @@ def restore(stage: Stage, found: snapshot.Snapshot) -> Progress:
     for key, value in now.items():
         if state[key] != value:
             raise ConfigError(
-                f"{stage.name} snapshot of step {found.step}: its {key} is {state[key]!r}, this program computes {value!r}",
+                f"{stage.name} snapshot of step {found.step}: its {key} is {state[key]!r}, here it is {value!r}",
                 "resume with the version of the code that wrote it",
             )
     try:
@@ -169,7 +169,7 @@ def _step(stage: Stage, progress: Progress, run: Run) -> None:
     loss = stage.step(rows, keys)
     mx.eval(loss, stage.state)
     progress.step += 1
-    progress.history.append(loss.item())
+    progress.history.append(arrays.number(loss))
     every = run.config.train.evaluate_every
     progress.evaluation_due = every > 0 and (progress.step % every == 0 or progress.step == stage.target_steps)
     if not math.isfinite(progress.history[-1]):
@@ -199,7 +199,7 @@ def _report(stage: Stage, progress: Progress, run: Run, measured: Mapping[str, f
     row: dict[str, float] = dict(measured)
     text = f"{stage.name} step {progress.step}/{stage.target_steps}"
     if progress.history:
-        rate = stage.optimizer.learning_rate.item()
+        rate = arrays.number(stage.optimizer.learning_rate)
         row = {"loss": progress.history[-1], "lr": rate, "training_s": round(progress.training_s, 3), **row}
         text += f" loss {row['loss']:.4f} lr {rate:.1e}"
     if measured:

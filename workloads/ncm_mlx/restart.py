@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from ncm_mlx import arrays, config, loop, stage
-from remote_runner.checkpoint import header, snapshot
+from remote_runner.checkpoint import contract, header, rotate, snapshot
 from remote_runner.checkpoint.config import ConfigError
 
 CHANGES = ["fresh optimizer moments", "fresh random state"]
@@ -52,6 +52,33 @@ def begin(s: stage.Stage, note: dict[str, Any]) -> loop.Progress:
         "changes": CHANGES,
     }
     return loop.Progress(start_step=step, step=step, evaluation_due=True, lineage=lineage)
+
+
+def take_codec(folder: Path, source: Path) -> str:
+    """Use the finished codec of another run: copy its snapshot and weights into `folder`. Returns its root.
+
+    What lies in `folder` already is used as it is, so a resume needs the source no more.
+
+    Raises:
+        ConfigError: the source has no finished codec.
+    """
+    weights = f"{stage.CODEC}.safetensors"
+    place = folder if (folder / weights).exists() else source
+    found = snapshot.load_newest(place, stage.CODEC)
+    if found is None or found.snapshot.step != found.snapshot.state["target_steps"]:
+        raise ConfigError(f"{place} holds no finished codec", "train the run of codec.source to its end first")
+    if place == source:
+        try:
+            snapshot.read_tensors(source / weights)  # proves its digests
+            about = (source / f"{stage.CODEC}.json").read_bytes()
+            raw = (source / weights).read_bytes()
+        except (OSError, snapshot.SnapshotCorrupt) as wrong:
+            raise ConfigError(f"codec.source: {wrong}", "train the run of codec.source to its end first") from None
+        snapshot.save(folder, found.snapshot)
+        rotate.replace_with(folder / f"{stage.CODEC}.json", about)
+        rotate.replace_with(folder / weights, raw)  # last: it makes the rest count
+    contract.say(f"codec taken from {found.path}")
+    return found.snapshot.root
 
 
 def weights_of(path: Path) -> dict[str, snapshot.Tensor]:

@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ncm_mlx import boards, codec, config, generator, order
+from ncm_mlx.arrays import number
+from ncm_mlx.layers import cross_entropy
 
 VALIDATE_TOGETHER = 64  # boards; a pause can cut an evaluation between two such batches
 CODEC, GENERATOR = "codec", "generator"
@@ -80,8 +82,8 @@ def build_codec(c: config.Config, data: boards.Dataset) -> Stage:
                 return None
             part = mx.array(data.validation.solutions[first : first + VALIDATE_TOGETHER])
             logits = codec.reconstruct(model, part)[1]
-            nats += codec.cross_entropy(logits, part - 1).sum().item()
-            right += (mx.argmax(logits, axis=-1) == part - 1).sum().item()
+            nats += number(cross_entropy(logits, part - 1).sum())
+            right += number((mx.argmax(logits, axis=-1) == part - 1).sum())
         cells = data.validation.solutions.size
         return {"validation": nats / cells, "validation_accuracy": right / cells}
 
@@ -119,7 +121,7 @@ def build_generator(
                 return None
             given = mx.array(data.validation.clues[first : first + VALIDATE_TOGETHER])
             some, good = generator.blank_nats(model, known[first : first + VALIDATE_TOGETHER], given)
-            nats, right = nats + some.item(), right + good.item()
+            nats, right = nats + number(some), right + number(good)
         blanks = int((data.validation.clues == 0).sum())
         return {"validation": nats / blanks, "validation_accuracy": right / blanks}
 
@@ -165,4 +167,4 @@ def _fused(
     if not c.train.compile:
         return plain
     state = [model.state, optimizer.state]
-    return partial(mx.compile, inputs=state, outputs=state)(plain)  # type: ignore[no-any-return]
+    return partial(mx.compile, inputs=state, outputs=state)(plain)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import platform
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,10 @@ def run(c: config.Config, weights: config.Restart | None, *, resume: bool) -> in
 
 
 def _both_stages(c: config.Config, data: boards.Dataset, run: loop.Run, begun: dict[str, Any], resume: bool) -> None:
-    if c.codec.source and not _files_of(c.folder, stage.CODEC):
-        _take_codec(c)
-        resume = True
-    codec_root = _one_stage(stage.build_codec(c, data), run, resume, None)
+    if c.codec.source:
+        codec_root = restart.take_codec(c.folder, Path(c.codec.source))
+    else:
+        codec_root = _one_stage(stage.build_codec(c, data), run, resume, None)
     if run.request.asked():
         raise loop.Paused("the end of the codec")
     frozen = codec.VQCodec(c.codec)
@@ -144,14 +145,6 @@ def _files_of(folder: Path, name: str) -> list[Path]:
     return sorted(path for path in kept if path.suffix != ".tmp" and ".nonfinite." not in path.name)
 
 
-def _take_codec(c: config.Config) -> None:
-    found = snapshot.load_newest(c.codec.source, stage.CODEC)
-    if found is None or found.snapshot.step != found.snapshot.state["target_steps"]:
-        raise ConfigError(f"codec.source {c.codec.source!r} holds no finished codec", "train that run's codec first")
-    snapshot.save(c.folder, found.snapshot)
-    contract.say(f"codec taken from {found.path}")
-
-
 def _warn_of_versions(found: snapshot.Snapshot, run: loop.Run) -> None:
     for key in ("versions", "mode"):
         if found.volatile.get(key) != run.facts[key]:
@@ -162,7 +155,7 @@ def _warn_of_versions(found: snapshot.Snapshot, run: loop.Run) -> None:
 
 
 def _facts(c: config.Config) -> dict[str, Any]:
-    versions = {"mlx": mx.__version__, "numpy": np.__version__, "python": platform.python_version()}
+    versions = {"mlx": metadata.version("mlx"), "numpy": np.__version__, "python": platform.python_version()}
     return {
         "config": asdict(c),
         "overrides": {"generator.steps": config.generator_steps()},
