@@ -7,6 +7,7 @@ Not here: signals (pause.py), snapshots (snapshot.py), reading a config (config.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -24,10 +25,8 @@ TMP_NEED_BYTES = 64 << 20  # what a compiler may want
 
 def say(line: str) -> None:
     """One line to the log, at once. A full disk under the log must not end the training."""
-    try:
+    with contextlib.suppress(OSError):
         print(line, flush=True)
-    except OSError:
-        pass
 
 
 def refuse(message: str, fix: str) -> int:
@@ -72,7 +71,7 @@ def use_writable_tmpdir(root: os.PathLike[str] | str) -> None:
 
     MLX compiles there and, where it can't, falls back to uncompiled code in silence.
     """
-    given = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - what a compiler would use by default
+    given = os.environ.get("TMPDIR") or "/tmp"
     try:
         with tempfile.TemporaryFile(dir=given):
             disk = os.statvfs(given)

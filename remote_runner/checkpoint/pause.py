@@ -14,6 +14,7 @@ Not here: what is saved (snapshot.py), what the exit codes mean (contract.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from typing import Sequence
@@ -55,7 +56,5 @@ class Request:
 
     def obeyed(self) -> None:
         """Take the file away, so that the resumed run does not pause again. Call it when the state is durable."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(self._file)
-        except FileNotFoundError:
-            pass

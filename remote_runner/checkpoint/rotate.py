@@ -10,6 +10,7 @@ Not here: the bytes of a snapshot (snapshot.py).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -147,7 +148,5 @@ def _identity(path: Path) -> Tuple[int, ...]:
 
 
 def _unlink(path: Path) -> None:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        pass

@@ -13,45 +13,32 @@ The API, for any framework (tensors are numpy arrays or buffers; needs numpy, ne
 
 Tensors are taken by reference: whoever hands them over leaves their bytes alone until the save is done.
 
-    writing thread   hash, write ........ header last, fsync, rotate
-    reading thread     read back, hash, look for NaN, a few blocks behind
-
-Not here: the header's bytes (header.py), the order of renames (rotate.py), signals (pause.py).
+Not here: how a file is written and proven (trailing.py), the header's bytes (header.py), the order of renames
+(rotate.py), signals (pause.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
-import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from remote_runner.checkpoint import contract, finite, header, rotate
+from remote_runner.checkpoint import contract, finite, header, rotate, trailing
 from remote_runner.checkpoint.header import SnapshotCorrupt
+from remote_runner.checkpoint.tensors import NUMPY, Tensor, bytes_of, tensor
 
-__all__ = [
-    "Found",
-    "NonFinite",
-    "Saved",
-    "Snapshot",
+__all__ = [  # handed on so that a trainer needs one import
+    "NUMPY",
     "SnapshotCorrupt",
     "Tensor",
-    "load",
-    "load_newest",
-    "save",
+    "tensor",
 ]
-BLOCK_BYTES = 4 << 20
-NUMPY = {
-    "BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "U16": np.uint16, "I16": np.int16, "F16": np.float16,
-    "U32": np.uint32, "I32": np.int32, "F32": np.float32, "U64": np.uint64, "I64": np.int64,
-    "F64": np.float64, "C64": np.complex64, "BF16": np.uint16,
-}  # fmt: skip
-_NAMES = {np.dtype(kind): name for name, kind in NUMPY.items() if name != "BF16"}
 Say = Callable[[str], None]
 
 
@@ -61,14 +48,6 @@ class NonFinite(ValueError):
     def __init__(self, tensors: Sequence[str], evidence: Path) -> None:
         super().__init__(f"not finite: {', '.join(tensors)}; kept as evidence in {evidence}")
         self.tensors, self.evidence = list(tensors), evidence
-
-
-class Tensor(NamedTuple):
-    """A tensor to save: safetensors dtype, shape, and its bytes as a numpy array or buffer, little-endian."""
-
-    dtype: str
-    shape: Tuple[int, ...]
-    data: Any
 
 
 class Saved(NamedTuple):
@@ -105,11 +84,6 @@ class Found(NamedTuple):
     snapshot: Snapshot
 
 
-def tensor(array: np.ndarray[Any, Any], dtype: str = "") -> Tensor:
-    """A numpy array as a Tensor, not copied. `dtype` names what numpy can't (BF16 in uint16, 8-bit floats)."""
-    return Tensor(dtype or _NAMES[array.dtype.newbyteorder("=")], tuple(array.shape), array)
-
-
 def save(folder: Union[str, Path], snapshot: Snapshot, say: Say = contract.say) -> Saved:
     """Write `<stage>-training.safetensors` into `folder`, keep the one before as previous.
 
@@ -126,14 +100,15 @@ def save(folder: Union[str, Path], snapshot: Snapshot, say: Say = contract.say) 
     latest = rotate.latest_of(Path(folder), snapshot.stage)
     temp = rotate.temp_of(latest)
     try:
-        root, size_bytes, bad = _write(temp, snapshot)
+        root, size_bytes, bad = trailing.write(temp, snapshot.tensors, snapshot.state, snapshot.volatile)
         if bad:
             evidence = _evidence_of(latest)
             os.replace(temp, evidence)
             raise NonFinite(bad, evidence)
         rotate.publish(temp, latest, say)
     except BaseException:
-        _unlink(temp)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temp)
         raise
     return Saved(latest, root, size_bytes, time.monotonic() - begun)
 
@@ -192,10 +167,11 @@ def keep_evidence(folder: Union[str, Path], snapshot: Snapshot) -> Path:
     latest = rotate.latest_of(Path(folder), snapshot.stage)
     temp, evidence = rotate.temp_of(latest), _evidence_of(latest)
     try:
-        _write(temp, snapshot)
+        trailing.write(temp, snapshot.tensors, snapshot.state, snapshot.volatile)
         os.replace(temp, evidence)
     except BaseException:
-        _unlink(temp)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temp)
         raise
     return evidence
 
@@ -237,7 +213,7 @@ def verify(path: Union[str, Path]) -> Dict[str, Any]:
 def save_weights(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
     """Write inference weights, replaced whole: safetensors with digests; equal content makes equal bytes."""
     entries = header.layout({name: (t.dtype, t.shape) for name, t in tensors.items()})
-    parts = [bytes(_bytes_of(tensors[e.name])) for e in entries]
+    parts = [bytes(bytes_of(tensors[e.name])) for e in entries]
     digests = {e.name: hashlib.sha256(part).hexdigest() for e, part in zip(entries, parts)}
     metadata = {**about, "format": header.WEIGHTS_FORMAT, "sha256": header.canonical(digests).decode()}
     rotate.replace_with(path, header.encode(entries, metadata) + b"".join(parts))
@@ -261,124 +237,3 @@ def _read_tensors(
             kind = NUMPY.get(e.dtype)
             tensors[e.name] = Tensor(e.dtype, e.shape, data if kind is None else data.view(kind).reshape(e.shape))
     return tensors
-
-
-def _write(temp: Path, snapshot: Snapshot) -> Tuple[str, int, List[str]]:
-    """Write and prove `temp`. Returns its root, its size, and the names of tensors that are not finite."""
-    entries = header.layout({name: (t.dtype, t.shape) for name, t in snapshot.tensors.items()})
-    blank = header.metadata_of(snapshot.state, snapshot.volatile, entries, {e.name: "0" * 64 for e in entries})
-    start = len(header.encode(entries, blank))  # digests have one length, so the room is known before they are
-    _unlink(temp)
-    fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        trailer = _Trailer(temp, entries, start)
-        try:
-            os.lseek(fd, start, os.SEEK_SET)
-            digests = {}
-            for e in entries:
-                data, sha = _bytes_of(snapshot.tensors[e.name]), hashlib.sha256()
-                if len(data) != e.end - e.begin:
-                    raise ValueError(f"{e.name}: {len(data)} bytes given for {e.dtype} {list(e.shape)}")
-                for at in range(0, len(data), BLOCK_BYTES):
-                    block = data[at : at + BLOCK_BYTES]
-                    sha.update(block)
-                    _write_all(fd, block)
-                    trailer.written(start + e.begin + at + len(block))
-                digests[e.name] = sha.hexdigest()
-        except BaseException:
-            trailer.stop()
-            raise
-        metadata = header.metadata_of(snapshot.state, snapshot.volatile, entries, digests)
-        text = header.encode(entries, metadata)
-        os.lseek(fd, 0, os.SEEK_SET)
-        _write_all(fd, memoryview(text))
-        read_back = trailer.finish()
-        if read_back != digests or os.pread(fd, len(text) + 1, 0)[: len(text)] != text:
-            raise SnapshotCorrupt(f"{temp}: what was read back is not what was written")
-        rotate.sync_file(fd)
-        return metadata["root"], start + (entries[-1].end if entries else 0), trailer.bad
-    except OSError as wrong:
-        raise OSError(wrong.errno, wrong.strerror, str(temp)) from wrong
-    finally:
-        os.close(fd)
-
-
-class _Trailer:
-    """The second thread: reads back what was written, a little behind, and proves it."""
-
-    def __init__(self, path: Path, entries: Sequence[header.Entry], start: int) -> None:
-        self._path, self._entries, self._start = path, entries, start
-        self._end = start
-        self._stopped = False
-        self._news = threading.Condition()
-        self._digests: Dict[str, str] = {}
-        self._error: Optional[BaseException] = None
-        self.bad: List[str] = []
-        self._thread = threading.Thread(target=self._run, name="snapshot-read-back")
-        self._thread.start()
-
-    def written(self, end: int) -> None:
-        with self._news:
-            self._end = end
-            self._news.notify()
-
-    def stop(self) -> None:
-        with self._news:
-            self._stopped = True
-            self._news.notify()
-        self._thread.join()
-
-    def finish(self) -> Dict[str, str]:
-        """Wait for it. Returns the digest of each tensor as read back. Raises what its thread met."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._digests
-
-    def _run(self) -> None:
-        try:
-            with open(self._path, "rb", buffering=0) as file:
-                file.seek(self._start)
-                block = memoryview(bytearray(BLOCK_BYTES))
-                for e in self._entries:
-                    self._prove(file, e, block)
-                    if self._stopped:
-                        return
-        except BaseException as wrong:  # noqa: BLE001 - handed to the writing thread by finish()
-            self._error = wrong
-
-    def _reached(self, end: int) -> bool:
-        with self._news:
-            self._news.wait_for(lambda: self._stopped or self._end >= end)
-            return not self._stopped
-
-    def _prove(self, file: Any, e: header.Entry, block: memoryview) -> None:
-        sha = hashlib.sha256()
-        for at in range(e.begin, e.end, BLOCK_BYTES):
-            part = block[: min(BLOCK_BYTES, e.end - at)]
-            if not self._reached(self._start + at + len(part)):
-                return
-            header.fill(file, part, e.name)
-            sha.update(part)
-            if finite.count(e.dtype, part) != (0, 0) and e.name not in self.bad:
-                self.bad.append(e.name)
-        self._digests[e.name] = sha.hexdigest()
-
-
-def _bytes_of(t: Tensor) -> memoryview:
-    data = t.data
-    if isinstance(data, np.ndarray):
-        data = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    return memoryview(data).cast("B")
-
-
-def _write_all(fd: int, block: memoryview) -> None:
-    while block:
-        block = block[os.write(fd, block) :]
-
-
-def _unlink(path: Path) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass

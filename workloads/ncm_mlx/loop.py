@@ -191,6 +191,7 @@ def _evaluate(stage: Stage, progress: Progress, run: Run) -> dict[str, float]:
 
 
 def _stop_non_finite(stage: Stage, progress: Progress, run: Run, why: str) -> None:
+    run.writer.settle(progress.step)  # it writes to the same temp
     evidence = snapshot.keep_evidence(run.config.folder, content(stage, progress, run))
     raise snapshot.NonFinite([f"{stage.name} step {progress.step}: {why}"], evidence)
 
