@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from cipher_torch import task as tasks
@@ -46,7 +45,7 @@ def content(task: Task, progress: Progress, facts: Mapping[str, Any], buffers: B
         torch.cuda.current_stream().synchronize()
     best = {f"best.{name}": value for name, value in progress.best.items()}
     tensors = {name: as_tensor(value) for name, value in {**live, **best}.items()}
-    tensors["history.loss"] = snapshot.tensor(np.array(progress.history, dtype=np.float32))
+    tensors["history.loss"] = as_tensor(torch.tensor(progress.history, dtype=torch.float32))
     state = {
         "schema": SCHEMA,
         "stage": STAGE,
