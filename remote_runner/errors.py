@@ -26,9 +26,16 @@ class UsageFault(RunnerError):
 
 
 class PreflightFailed(RunnerError):
-    """The pod can't take the run as it is; nothing on it was changed."""
+    """The pod can't take the run as it is; nothing on it was changed.
+
+    `passing` marks what may be gone a minute later (no answer, nothing listens); a wrong host key is not.
+    """
 
     exit_code = 3
+
+    def __init__(self, message: str, *, fix: str = "", passing: bool = False) -> None:
+        super().__init__(message, fix=fix)
+        self.passing = passing
 
 
 class Refused(RunnerError):

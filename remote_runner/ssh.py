@@ -127,7 +127,9 @@ def connect(endpoint: Endpoint, tell: Callable[[str], None] = lambda _: None) ->
     try:
         return retrying(_connect_once, endpoint)
     except _Passing as e:
-        raise PreflightFailed(str(e), fix="check the address and that the pod is up and its port 22 is mapped") from e
+        raise PreflightFailed(
+            str(e), fix="check the address and that the pod is up and its port 22 is mapped", passing=True
+        ) from e
 
 
 def _connect_once(endpoint: Endpoint) -> Pod:
@@ -174,7 +176,7 @@ def _socket(endpoint: Endpoint) -> socket.socket | paramiko.Channel | paramiko.P
         return socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_S)
     except socket.gaierror:
         raise PreflightFailed(
-            f"{endpoint.host}: no such host", fix="check the address in the provider's console"
+            f"{endpoint.host}: no such host", fix="check the address in the provider's console", passing=True
         ) from None
     except ConnectionRefusedError:
         raise _Passing(f"refused {endpoint}: nothing listens there") from None
@@ -184,7 +186,9 @@ def _socket(endpoint: Endpoint) -> socket.socket | paramiko.Channel | paramiko.P
             fix="check the address, and that the pod is running",
         ) from None
     except OSError as e:
-        raise PreflightFailed(f"{endpoint}: {e.strerror or e}", fix="check the network here and the address") from None
+        raise PreflightFailed(
+            f"{endpoint}: {e.strerror or e}", fix="check the network here and the address", passing=True
+        ) from None
 
 
 def _through(endpoint: Endpoint) -> paramiko.Channel:

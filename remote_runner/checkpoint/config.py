@@ -60,9 +60,7 @@ def load(path: os.PathLike[str] | str) -> Dict[str, Any]:
     if len(raw) > LIMIT_BYTES:
         raise ConfigError(f"{name}: more than {LIMIT_BYTES} bytes", "a config is a small JSON object")
     if raw.startswith(b"\xef\xbb\xbf"):
-        raise ConfigError(
-            f"{name}: begins with a byte order mark", "save it as UTF-8 without byte order mark"
-        )
+        raise ConfigError(f"{name}: begins with a byte order mark", "save it as UTF-8 without byte order mark")
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_twins, parse_constant=_no_constant)
     except UnicodeDecodeError as wrong:
@@ -70,17 +68,13 @@ def load(path: os.PathLike[str] | str) -> Dict[str, Any]:
     except json.JSONDecodeError as wrong:
         what = "the file is empty" if not raw.strip() else wrong.msg
         place = f"line {wrong.lineno} column {wrong.colno}"
-        raise ConfigError(
-            f"{name}: not JSON: {what}, {place}", "JSON has no comments and no trailing commas"
-        ) from None
+        raise ConfigError(f"{name}: not JSON: {what}, {place}", "JSON has no comments and no trailing commas") from None
     except RecursionError:
         raise ConfigError(f"{name}: nested too deeply", "a config is a small JSON object") from None
     except ConfigError as wrong:
         raise ConfigError(f"{name}: {wrong}", wrong.fix) from None
     if not isinstance(value, dict):
-        raise ConfigError(
-            f"{name}: holds {_kind(value)} where an object belongs", "begin it with { and a key"
-        )
+        raise ConfigError(f"{name}: holds {_kind(value)} where an object belongs", "begin it with { and a key")
     return value
 
 
@@ -111,9 +105,7 @@ def _check(value: Any, want: Any, limits: Dict[str, float], path: str, name: str
         value = float(value) if abs(value) < 1 << 53 else math.inf
     if type(value) is not want:
         words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-        raise ConfigError(
-            f"{path}: {name!r} is {_kind(value)} where {words[want]} belongs", f"correct {name!r}"
-        )
+        raise ConfigError(f"{path}: {name!r} is {_kind(value)} where {words[want]} belongs", f"correct {name!r}")
     low, high = limits.get("low", -math.inf), limits.get("high", math.inf)
     if want in (int, float) and not (math.isfinite(value) and low <= value <= high):
         span = f"{low:g} or more" if high == math.inf else f"from {low:g} to {high:g}"

@@ -88,7 +88,10 @@ def publish(temp: Path, path: Path, digest: str, *, keep_previous: bool) -> None
     """Make `temp`, written and durable, the file at `path`; the order is the module's picture."""
     old = _proven_digest(path)
     lines = [f"{digest}  {path.name}"]
-    if old and keep_previous:
+    if not old and keep_previous:  # what is previous now stays it
+        kept = _proven_digest(previous_of(path))
+        lines += [f"{kept}  {previous_of(path).name}"] if kept else []
+    elif old and keep_previous:
         lines.append(f"{old}  {previous_of(path).name}")
     elif old:
         lines.append(f"# replaces {old}")  # sha256sum passes over it; a crash before the rename below needs it

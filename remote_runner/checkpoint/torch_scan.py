@@ -9,6 +9,8 @@ controller without torch can say what is wrong with a file.
 
 from __future__ import annotations
 
+import _compat_pickle  # what pickle itself translates old names with
+import contextlib
 import io
 import pickletools
 import re
@@ -16,7 +18,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO, Dict, List, Optional
 
-from remote_runner.checkpoint.torch_zip import CheckpointCorrupt, check_archive
+from remote_runner.checkpoint.torch_zip import UNREADABLE_ZIP, CheckpointCorrupt, check_archive, stored_members
 
 PICKLE_LIMIT_BYTES = 256 << 20
 _TENSOR_NAMES = re.compile(
@@ -55,22 +57,29 @@ def check_file(path: Path, *, deep: bool = True) -> None:
         with path.open("rb") as file:
             refuse_code(path, names_called(path, file))
     else:
-        raise CheckpointCorrupt(
-            f"{path}: neither a zip archive nor a pickle (it begins with {start!r}), so no PyTorch file"
-        )
+        _refuse_old_pickle(path)
+        raise CheckpointCorrupt(f"{path}: neither a zip archive nor a pickle, it begins with {start!r}")
+
+
+def _refuse_old_pickle(path: Path) -> None:
+    """A pickle of protocol 0 or 1 has no mark at its beginning; torch would read it all the same."""
+    names: List[str] = []
+    with path.open("rb") as file, contextlib.suppress(CheckpointCorrupt):
+        names = names_called(path, io.BytesIO(file.read(PICKLE_LIMIT_BYTES)))
+    refuse_code(path, names)
 
 
 def _check_zip_pickles(path: Path, deep: bool) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
-            pickles = [info for info in archive.infolist() if info.filename.endswith(".pkl")]
+            pickles = [info for info in stored_members(path, archive) if info.filename.endswith(".pkl")]
             for info in pickles:
-                if info.file_size > PICKLE_LIMIT_BYTES or info.compress_type != zipfile.ZIP_STORED:
+                if info.file_size > PICKLE_LIMIT_BYTES:
                     raise CheckpointCorrupt(
                         f"{path}: {info.filename} of {info.file_size} bytes is no checkpoint's pickle"
                     )
                 refuse_code(path, names_called(path, io.BytesIO(archive.read(info))))
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+    except UNREADABLE_ZIP as error:
         raise CheckpointCorrupt(f"{path}: not a whole zip archive ({error})") from None
     if deep:
         check_archive(path)
@@ -115,7 +124,7 @@ def _names_of_one(file: BinaryIO) -> List[str]:
     for opcode, given, _ in pickletools.genops(file):
         kind, argument = opcode.name, given  # type: str, Any
         if kind in ("GLOBAL", "INST"):
-            names.append(str(argument).replace(" ", "."))
+            names.append(_modern(*str(argument).split(" ", 1)))
         elif kind == "STACK_GLOBAL":
             names.append(".".join(str(part) for part in pushed[-2:]) if len(pushed) > 1 else "a name made at load time")
         elif kind.startswith("EXT"):
@@ -134,3 +143,12 @@ def _names_of_one(file: BinaryIO) -> List[str]:
         ):
             last = None
     return names
+
+
+def _modern(module: str, name: str) -> str:
+    """The name a load would really look up: pickles of protocol 0 to 2 use Python 2's names."""
+    if (module, name) in _compat_pickle.NAME_MAPPING:
+        module, name = _compat_pickle.NAME_MAPPING[(module, name)]
+    else:
+        module = _compat_pickle.IMPORT_MAPPING.get(module, module)
+    return f"{module}.{name}"

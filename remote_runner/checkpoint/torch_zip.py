@@ -27,6 +27,8 @@ ARCHIVE = "archive"
 _LIMIT = 0xFFFFFFFF
 _DOS_TIME, _DOS_DATE = 0, 0x21  # midnight, 1 January 1980: a file's bytes depend on its content alone
 _UTF8_FLAG = 0x0800
+# what zipfile raises for what is no archive; RuntimeError: an encrypted member, or one in a form it does not know
+UNREADABLE_ZIP = (zipfile.BadZipFile, EOFError, RuntimeError, OverflowError, UnicodeDecodeError, struct.error)
 
 
 class CheckpointCorrupt(ValueError):
@@ -104,27 +106,39 @@ def check_archive(path: Path) -> List[Member]:
     with path.open("rb") as file:
         try:
             with zipfile.ZipFile(file) as archive:
-                infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
+                infos = stored_members(path, archive)
                 comment, start_dir = archive.comment, archive.start_dir
-        except (zipfile.BadZipFile, EOFError, ValueError, struct.error, NotImplementedError) as error:
+        except UNREADABLE_ZIP as error:
             raise CheckpointCorrupt(f"{path}: not a whole zip archive ({error})") from None
         members: List[Member] = []
-        end, seen = 0, set()
+        end = 0
         for info in infos:
-            if info.filename in seen:
-                raise CheckpointCorrupt(f"{path}: the member {info.filename} stands in it twice")
-            seen.add(info.filename)
-            if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-                raise CheckpointCorrupt(f"{path}: the member {info.filename} is compressed; PyTorch never writes it so")
             if info.header_offset < end:
                 raise CheckpointCorrupt(f"{path}: the member {info.filename} overlaps the one before it")
             end = _check_member(path, file, info)
             members.append(Member(info.filename, info.file_size, info.CRC))
         if end > start_dir:
             raise CheckpointCorrupt(f"{path}: the member {members[-1].name} runs into the directory")
-        if comment.startswith(b"remote-run-checkpoint"):
+        _check_end(path, file, infos, start_dir)
+        if comment not in (b"", FORMAT.encode()):
+            raise CheckpointCorrupt(f"{path}: an archive comment that PyTorch never writes: {comment[:40]!r}")
+        if comment:
             check_layout(path, file, [(m, i.header_offset) for m, i in zip(members, infos)])
     return members
+
+
+def stored_members(path: Path, archive: zipfile.ZipFile) -> List[zipfile.ZipInfo]:
+    """List an archive's members by their offsets; refuses doubled and compressed ones, and impossible places."""
+    seen = set()
+    for info in archive.infolist():
+        if info.filename in seen:
+            raise CheckpointCorrupt(f"{path}: the member {info.filename} stands in it twice")
+        if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+            raise CheckpointCorrupt(f"{path}: the member {info.filename} is compressed; PyTorch never writes it so")
+        if not 0 <= info.header_offset <= archive.start_dir - info.file_size:
+            raise CheckpointCorrupt(f"{path}: the member {info.filename} lies outside of the file")
+        seen.add(info.filename)
+    return sorted(archive.infolist(), key=lambda info: info.header_offset)
 
 
 def _check_member(path: Path, file: BinaryIO, info: zipfile.ZipInfo) -> int:
@@ -137,10 +151,9 @@ def _check_member(path: Path, file: BinaryIO, info: zipfile.ZipInfo) -> int:
     crc, size = struct.unpack_from("<2I", head, 14)
     name_bytes, extra_bytes = struct.unpack_from("<2H", head, 26)
     name = file.read(name_bytes)
-    streamed = bool(flags & 8)  # sizes and CRC then stand behind the data, and zeros here
-    if name != info.orig_filename.encode("utf-8", "replace") or method != 0 or (
-        not streamed and (crc != info.CRC or size not in (info.file_size, _LIMIT))
-    ):  # fmt: skip
+    said = [(crc, size), (info.CRC, info.file_size), (info.CRC, _LIMIT)]
+    known = said[0] in said[1:] or (flags & 8 and said[0] == (0, 0))  # 8: sizes and CRC stand behind the data instead
+    if name != info.orig_filename.encode("utf-8", "replace") or method != 0 or flags != info.flag_bits or not known:
         raise CheckpointCorrupt(f"{path}: header and directory disagree about the member {info.filename}")
     file.seek(extra_bytes, os.SEEK_CUR)
     seen, left = 0, info.file_size
@@ -152,6 +165,29 @@ def _check_member(path: Path, file: BinaryIO, info: zipfile.ZipInfo) -> int:
     if seen != info.CRC:
         raise CheckpointCorrupt(f"{path}: the member {info.filename} was changed (CRC {seen:08x}, not {info.CRC:08x})")
     return file.tell()
+
+
+def _check_end(path: Path, file: BinaryIO, infos: Sequence[zipfile.ZipInfo], start: int) -> None:
+    """Hold the records behind the directory to what is there; zipfile itself forgives them a great deal."""
+    size = sum(46 + len(i.orig_filename.encode()) + len(i.extra) + len(i.comment) for i in infos)
+    file.seek(start + size)
+    tail = file.read((1 << 16) + 200)
+    said: List[Tuple[object, object]] = []  # what a field says, what it must say
+    try:
+        if tail[:4] == b"PK\6\6":
+            record_bytes, *_, count, total, length, offset = struct.unpack_from("<Q2H2I4Q", tail, 4)
+            locator, place = struct.unpack_from("<4s4xQ", tail, 56)
+            said += [(count, len(infos)), (total, len(infos)), (length, size), (offset, start), (record_bytes, 44)]
+            said += [(locator, b"PK\6\7"), (place, start + size)]
+            tail = tail[76:]
+        mark, disk, first, count, total, length, offset, comment = struct.unpack("<4s4H2IH", tail[:22])
+    except struct.error:
+        raise CheckpointCorrupt(f"{path}: cut off behind its directory") from None
+    said += [(mark, b"PK\5\6"), (disk, 0), (first, 0), (comment, len(tail) - 22)]
+    said += [(n, len(infos)) for n in (count, total) if n != 0xFFFF]
+    said += [(n, want) for n, want in ((length, size), (offset, start)) if n != _LIMIT]
+    if any(have != want for have, want in said):
+        raise CheckpointCorrupt(f"{path}: its end record does not fit the directory before it")
 
 
 def check_layout(path: Path, file: BinaryIO, placed: Sequence[Tuple[Member, int]]) -> None:

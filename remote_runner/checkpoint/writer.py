@@ -84,9 +84,7 @@ class Writer:
         waited = time.monotonic() - begun
         self.waited_s += waited
         if step is not None and waited >= WORTH_A_LINE_S:
-            self._say(
-                f"waited {waited:.3f} s at step {step} for the save before it, {self.waited_s:.3f} s in all"
-            )
+            self._say(f"waited {waited:.3f} s at step {step} for the save before it, {self.waited_s:.3f} s in all")
         if isinstance(self._error, NonFinite):
             raise self._error
 

@@ -11,40 +11,14 @@ lock that was not handed on.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import sys
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict
 
-from remote_runner.pod import files, follow, launch, layout, lock, preserve, procs, wire
-
-SILENCE_S = 120.0  # a holder that hears nothing for so long lets go
-BUSY_EVERY_S = 5.0
-
-
-class Refusal(Exception):
-    """A request that is understood and not granted; `facts` tell why."""
-
-    def __init__(self, reason: str, **facts: Any) -> None:
-        super().__init__(reason)
-        self.facts = {"reason": reason, **facts}
-
-
-class Session:
-    """One connection: the root, the wire, and the lock while this process holds it."""
-
-    def __init__(self, root: str, connection: wire.Wire) -> None:
-        self.root, self.wire = root, connection
-        self.lock_fd: Optional[int] = None
-        self._said_s = time.monotonic()
-
-    def busy(self) -> None:
-        """Say now and then that a long request is being worked on: silence would mean a dead link."""
-        if time.monotonic() - self._said_s > BUSY_EVERY_S:
-            self.wire.send({"busy": True})
-            self._said_s = time.monotonic()
+from remote_runner.pod import fileops, files, follow, launch, layout, lock, preserve, procs, wire
+from remote_runner.pod.session import SILENCE_S, Refusal, Session
 
 
 def hold(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
@@ -65,93 +39,6 @@ def hold(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
     lease = {**ask["lease"], "since": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
     files.replace_json(session.root, layout.LEASE, lease)
     return {"running": running}
-
-
-def listing(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    return layout.listing(session.root, ask["outputs"], ask["names"])
-
-
-def snapshots(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    found = layout.snapshots(session.root, ask["outputs"])
-    return {"snapshots": [{"path": path, "header": head, "why": why} for path, head, why in found]}
-
-
-def hashes(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    return {"sha256": {path: _hash(session, path) for path in ask["paths"]}}
-
-
-def _hash(session: Session, path: str) -> Optional[str]:
-    try:
-        return files.digest(session.root, path, session.busy)
-    except OSError:
-        return None  # not there, or gone since it was listed
-
-
-def get(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Stream a file from `offset` to the size it has now; its digest is known when its last byte left."""
-    fd = files.open_read(session.root, ask["path"])
-    try:
-        before = os.fstat(fd)
-        os.lseek(fd, ask["offset"], os.SEEK_SET)
-        left = max(0, min(before.st_size - ask["offset"], ask.get("length", before.st_size)))
-        found = hashlib.sha256()
-        while left:
-            block = os.read(fd, min(left, wire.CHUNK_BYTES))
-            if not block:
-                break
-            found.update(block)
-            left -= len(block)
-            session.wire.send({"data": True}, block)
-        after = os.fstat(fd)
-        whole = left == 0 and after.st_size >= before.st_size
-        changed = (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size)
-        return {"sha256": found.hexdigest(), "whole": whole, "changed": changed, **files.facts(before)}
-    finally:
-        os.close(fd)
-
-
-def put(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Receive a file; it gets its name only when its digest is the announced one."""
-    left, found = int(ask["size"]), hashlib.sha256()
-
-    def block() -> bytes:
-        nonlocal left
-        message = session.wire.receive(SILENCE_S)
-        if message is None:
-            raise EOFError("the controller went silent in the middle of a file")
-        left -= len(message[1])
-        return message[1]
-
-    def fill(fd: int) -> None:
-        while left > 0:
-            data = block()
-            found.update(data)
-            files.write_all(fd, data)
-        os.utime(fd, ns=(ask["mtime_ns"], ask["mtime_ns"]))
-        if found.hexdigest() != ask["sha256"]:
-            raise Refusal("digest", detail=f"{ask['path']}: arrived as {found.hexdigest()}, sent as {ask['sha256']}")
-
-    try:
-        files.replace(session.root, ask["path"], fill, ask["mode"], durable=ask["durable"])
-    except (OSError, ValueError, Refusal):
-        while left > 0:  # what is on its way belongs to this file, not to the next request
-            block()
-        raise
-    return {}
-
-
-def code(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Which of the announced files differ here; `done` drops what the last upload had and this one lacks."""
-    want: Dict[str, str] = ask["files"]
-    differ = [path for path in want if _hash(session, path) != want[path]]
-    if not ask["done"]:
-        return {"need": differ}
-    if differ:
-        raise Refusal("digest", detail=f"{len(differ)} files differ after the upload, {differ[0]} first")
-    last = files.read_json(session.root, layout.CODE) or {}
-    removed = files.remove(session.root, [p for p in last.get("files", {}) if p not in want])
-    files.replace_json(session.root, layout.CODE, {"files": want})
-    return {"removed": removed}
 
 
 def keep(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
@@ -188,22 +75,30 @@ def runs(session: Session, _ask: Dict[str, Any]) -> Dict[str, Any]:
     return {"names": names, "lease": lock.holder(session.root)}
 
 
+def job(session: Session, _ask: Dict[str, Any]) -> Dict[str, Any]:
+    """Name and outputs of the last job that was launched here."""
+    found = files.read_json(session.root, layout.JOB) or {}
+    return {"name": found.get("name"), "outputs": found.get("outputs") or []}
+
+
 _OPS: Dict[str, Callable[[Session, Dict[str, Any]], Dict[str, Any]]] = {
     "beat": lambda _session, _ask: {},
     "hold": hold,
-    "list": listing,
-    "snapshots": snapshots,
-    "hash": hashes,
-    "get": get,
-    "put": put,
-    "code": code,
-    "remove": lambda session, ask: {"removed": files.remove(session.root, ask["paths"])},
+    "list": fileops.listing,
+    "snapshots": fileops.snapshots,
+    "verify": fileops.verify,
+    "hash": fileops.hashes,
+    "get": fileops.get,
+    "put": fileops.put,
+    "code": fileops.code,
+    "remove": fileops.remove,
     "preserve": keep,
     "launch": start,
     "state": state,
     "request": request,
     "follow": stream,
     "runs": runs,
+    "job": job,
 }
 
 

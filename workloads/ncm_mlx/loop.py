@@ -145,21 +145,29 @@ def restore(stage: Stage, found: snapshot.Snapshot) -> Progress:
     try:
         arrays.put_back(stage.model, "model", found.tensors)
         arrays.put_back(stage.optimizer.state, "optimizer", found.tensors)
+        kept = _best_of(stage, found)
     except arrays.ArrayMissing as wrong:
         raise ConfigError(f"{stage.name} snapshot: {wrong}", "resume with the code that wrote it") from None
-    live = arrays.live(stage.model, "")
     best = state["best"] or {"step": None, "metric": None}
     lineage = state["lineage"]
     start_step = int(lineage["start_step"]) if lineage else 0
     history = found.tensors["history.loss"].data.tolist()[: found.step - start_step]
-    kept = {} if best["step"] is None else {
-        name[1:]: arrays.from_tensor(found.tensors[f"best{name}"], array.dtype) for name, array in live.items()
-    }  # fmt: skip
     interruptions = [*volatile.get("interruptions", []), {"step": found.step, "segment": contract.segment()}]
     return Progress(
         start_step, found.step, state["evaluation_due"], best["step"], best["metric"], kept, history, lineage,
         volatile.get("training_s", 0.0), interruptions,
     )  # fmt: skip
+
+
+def _best_of(stage: Stage, found: snapshot.Snapshot) -> dict[str, mx.array]:
+    """The best weights in a snapshot; there are none before the first evaluation."""
+    if found.state["best"] is None:
+        return {}
+    live = arrays.live(stage.model, "best")
+    missing = [name for name in live if name not in found.tensors]
+    if missing:
+        raise arrays.ArrayMissing(f"not in the snapshot: {', '.join(missing)}")
+    return {n.split(".", 1)[1]: arrays.from_tensor(found.tensors[n], array.dtype) for n, array in live.items()}
 
 
 def _step(stage: Stage, progress: Progress, run: Run) -> None:

@@ -1,0 +1,81 @@
+"""`remote-run TARGET CONFIG`: take an experiment to a pod and bring the results home."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from remote_runner.cli.base import DETACHED, Duration, Hours, access_options
+
+
+@click.command()
+@click.argument("target", metavar="HOST:PORT")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("extra", nargs=-1)
+@click.option("--resume", is_flag=True, help="Go on from the newest good snapshot, wherever it is.")
+@click.option("--fresh", is_flag=True, help="Keep what an earlier run of this name left aside, and start anew.")
+@click.option("--max-hours", type=Hours(), default=24.0, show_default=True, help="Then save, stop and come home.")
+@access_options
+@click.option("--python", default="", help="An interpreter that is on the pod already; no set-up then.")
+@click.option("--no-setup", is_flag=True, help="Install nothing on the pod.")
+@click.option("--name", help="The run's name; default: the config's, without its ending.")
+@click.option("--backup-to", default="", metavar="URL", help="Store for backups; default: ./backups.")
+@click.option("--backup-every", type=Duration(), metavar="15m", help="Time between two backups.")
+@click.option("--detach", is_flag=True, help="Return once the deadline is armed on the pod.")
+@click.option("--give-up-after", type=Duration(), help="How long a lost pod is looked for.")
+@click.option("--from", "only_from", type=click.Choice(["pod", "here", "store"]), help="Which state to resume.")
+@click.option(
+    "--abandon", default="", metavar="TARGET", help="The last attempt's pod is gone; go on without asking it."
+)
+@click.option("--all-outputs", is_flag=True, help="With --resume, send all of the outputs, also beyond 5 GB.")
+@click.option("--ignore-running", is_flag=True, help="Start although another training runs there.")
+@click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--verbose", "-v", is_flag=True, help="Show the workload's log as it grows.")
+def run(target: str, config: Path, extra: tuple[str, ...], **given: Any) -> int:
+    """Run CONFIG on the pod at HOST:PORT and bring the results home.
+
+    Words after `--` are appended to the workload's command.
+    """
+    from remote_runner import controller
+    from remote_runner import plan as plans
+    from remote_runner.access import Access
+    from remote_runner.plan import Options
+    from remote_runner.view import View
+
+    if given["resume"] and given["fresh"]:
+        raise click.UsageError("--resume goes on with a run, --fresh begins it anew: give one of them")
+    options = Options(
+        resume=given["resume"],
+        fresh=given["fresh"],
+        max_s=given["max_hours"] * 3600,
+        remote_dir=given["remote_dir"],
+        python=given["python"],
+        setup=not given["no_setup"],
+        backup_to=given["backup_to"],
+        backup_every_s=given["backup_every"],
+        ignore_running=given["ignore_running"],
+        all_outputs=given["all_outputs"],
+        abandon=given["abandon"],
+        extra=extra,
+        detach=given["detach"],
+        give_up_after_s=given["give_up_after"],
+    )
+    plan = plans.make(config, given["name"], options)
+    access = Access.of(target, given)
+    with View(given["verbose"]) as view:
+        if given["dry_run"]:
+            click.echo(controller.dry_run(access, plan, view))
+            return 0
+        try:
+            report = controller.run(access, plan, view, given["only_from"] or "")
+        except KeyboardInterrupt:
+            print(f"detached: the run goes on. Come back with: remote-run attach {target} {plan.name}", file=sys.stderr)
+            return DETACHED
+    if report is None:
+        return 0
+    click.echo(report.to_json() if given["as_json"] else report.summary())
+    return report.exit_code

@@ -1,0 +1,122 @@
+"""Follow a run to its end and bring everything home: on success, failure, pause and deadline alike.
+
+    follow -> last backup -> download -> report
+
+Whatever goes wrong on the way is a problem in the report, with its exit code; the rest is done all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from remote_runner import backup, download, follow, record
+from remote_runner import report as reports
+from remote_runner.agent import Denied
+from remote_runner.errors import BackupFailed, OutOfContact, RunnerError, Unverified
+from remote_runner.follow import Running
+from remote_runner.link import Link
+from remote_runner.record import Journal
+from remote_runner.report import Report
+from remote_runner.view import View
+
+
+def finish(
+    link: Link,
+    running: Running,
+    root: Path,
+    outputs: list[str],
+    regular: backup.Regular | None,
+    report: Report,
+    journal: Journal,
+    view: View,
+    began: float,
+) -> Report:
+    """Follow to the end, then bring everything home on success, failure, pause and deadline alike."""
+    try:
+        with journal.phase("run"):
+            status = follow.until_end(link, running, view, regular)
+        _take_end(report, status)
+        give_up = running.give_up_at()
+        if regular is not None:
+            with journal.phase("last backup"):
+                _last_backup(link, regular, report, give_up, view.tell)
+        with journal.phase("download"):
+            _download(link, running, root, outputs, report, give_up, view.tell)
+    except OutOfContact as e:
+        report.problems.append({"exit_code": e.exit_code, "message": str(e), "fix": e.fix})
+    finally:
+        link.close()
+        if regular is not None:
+            regular.close()
+            report.backups, report.last_backup = regular.made, regular.last.id if regular.last else ""
+    reports.add_local_facts(report, root, outputs)
+    report.steps_repeated = reports.repeated_steps(report.segments) if report.resumed_from else None
+    report.phases_s = {k: round(v, 2) for k, v in journal.phases.items()}
+    report.wall_s = round(time.monotonic() - began, 2)
+    report.settle()
+    reports.save(report, root)
+    _close_record(root, report)
+    journal.event("end", cause=report.cause, exit_code=report.exit_code)
+    return report
+
+
+def _take_end(report: Report, status: dict[str, Any]) -> None:
+    ended = status.get("exit")
+    report.segment = status.get("segment")
+    if isinstance(ended, dict):
+        report.cause, report.evidence = str(ended.get("cause")), str(ended.get("evidence") or "")
+        report.workload_code, report.workload_signal = ended.get("code"), ended.get("signal")
+    else:
+        report.cause = "lost"
+        report.evidence = "the supervisor on the pod is gone and left no exit record (killed, or the pod was restarted)"
+
+
+def _last_backup(
+    link: Link, regular: backup.Regular, report: Report, give_up: Callable[[], float], tell: Callable[[str], None]
+) -> None:
+    try:
+        link.use(regular.finish, give_up)
+    except (BackupFailed, Unverified) as e:
+        tell(str(e))
+        report.problems.append({"exit_code": BackupFailed.exit_code, "message": str(e), "fix": e.fix})
+        link.close()  # whatever was under way on that connection is not ours any more
+
+
+def _download(
+    link: Link,
+    running: Running,
+    root: Path,
+    outputs: list[str],
+    report: Report,
+    give_up: Callable[[], float],
+    tell: Callable[[str], None],
+) -> None:
+    try:
+        home = link.use(lambda agent: download.bring_home(agent, root, running.name, outputs, tell), give_up)
+        report.fetched_files, report.fetched_bytes = home.fetched, home.fetched_bytes
+        report.verified_files, report.left_on_pod = len(home.manifest), home.left
+        _add_manifest(root, running.name, home.manifest)
+        home.require()
+    except (Unverified, Denied, OSError) as e:
+        fix = e.fix if isinstance(e, RunnerError) else "make room or look at the disk, then: remote-run download"
+        tell(f"{e}\nfix: {fix}")
+        report.problems.append({"exit_code": Unverified.exit_code, "message": str(e), "fix": fix})
+
+
+def _add_manifest(root: Path, name: str, manifest: dict[str, dict[str, Any]]) -> None:
+    found = record.load(root, name)
+    found["manifest"] = manifest
+    record.save(root, name, found)
+
+
+def _close_record(root: Path, report: Report) -> None:
+    found = record.load(root, report.name)
+    last = record.last_attempt(found)
+    if last.get("attempt") == report.attempt and not any(
+        p["exit_code"] == OutOfContact.exit_code for p in report.problems
+    ):
+        last["ended"] = {"unix_s": time.time(), "cause": report.cause, "exit_code": report.exit_code}
+        record.save(root, report.name, found)

@@ -1,0 +1,72 @@
+"""Refuse a second job: take the root's lock on the pod before anything there changes, and look who trains.
+
+The lock comes with a lease that says whose it is. It is held by the program on the pod from here to the job's
+end; the supervisor inherits it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from remote_runner import ssh
+from remote_runner.agent import Agent, Denied, printable
+from remote_runner.errors import Refused
+from remote_runner.plan import Plan
+from remote_runner.preflight import Facts
+from remote_runner.ssh import Pod
+
+
+def hold(pod: Pod, plan: Plan, facts: Facts, tell: Callable[[str], None]) -> Agent:
+    """Start the program on the pod and let it take the lock.
+
+    Raises:
+        Refused: somebody holds it, a trainer or another job of ours runs there, or nobody can tell.
+    """
+    agent = Agent(pod, facts.root)
+    lease = {
+        "controller": ssh.local_user(),
+        "pid": os.getpid(),
+        "name": plan.name,
+        "config": plan.config,
+        "attempt": plan.attempt,
+    }
+    options = plan.options
+    try:
+        answer = agent.ask("hold", match=plan.settings.patterns, lease=lease, ignore_running=options.ignore_running)
+    except Denied as e:
+        agent.close()
+        raise _refusal(str(pod.endpoint), e, plan) from None
+    for process in answer.get("running") or []:
+        tell(f"going on although this runs there, as asked: {_show(process)}")
+    return agent
+
+
+def _show(process: dict[str, Any]) -> str:
+    text = "pid {pid}, since {since}, user {user}: {command}"
+    return printable(text.format_map({k: process.get(k, "?") for k in ("pid", "since", "user", "command")}))
+
+
+def _refusal(where: str, denied: Denied, plan: Plan) -> Refused:
+    if denied.reason == "held":
+        lease = denied.facts.get("lease") or {}
+        name = printable(str(lease.get("name", "?")))
+        return Refused(
+            f"{where} is held by {printable(str(lease.get('controller', 'somebody')))} (pid {lease.get('pid', '?')}) "
+            f"since {printable(str(lease.get('since', '?')))} for the run {name!r}",
+            fix=f"look at it (remote-run attach {where} {name}), or wait for its end",
+        )
+    if denied.reason == "running":
+        shown = "\n".join("  " + _show(p) for p in denied.facts.get("processes", []))
+        return Refused(
+            f"{where}: a training runs there already; nothing was changed\n{shown}",
+            fix=f"wait for it, or if it is ours: remote-run attach {where} {plan.name}. "
+            "If both shall share the machine: --ignore-running",
+        )
+    if denied.reason == "cannot-look":
+        return Refused(
+            f"{where}: can't see what runs there, so nothing is started: {printable(str(denied))}",
+            fix="log in as root, or look yourself and say --ignore-running",
+        )
+    return Refused(f"{where}: {printable(str(denied))}", fix="check the folder and its file system")

@@ -1,0 +1,73 @@
+"""Turn the held pod into a running job: send the record, start the supervisor, read its deadline back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from remote_runner.agent import Agent, Denied, field
+from remote_runner.errors import NotStarted
+from remote_runner.plan import Plan
+from remote_runner.pod import layout
+
+
+def job(plan: Plan) -> dict[str, Any]:
+    """What the supervisor is told."""
+    options, settings = plan.options, plan.settings
+    own_python = bool(options.python) or not options.setup
+    return {
+        "name": plan.name,
+        "attempt": plan.attempt,
+        "config": plan.config,
+        "resume": options.resume,
+        "max_s": options.max_s,
+        "outputs": plan.outputs,
+        "command": plan.command,
+        "then": [plan.words(c) for c in settings.then],
+        "setup": None if own_python or not settings.setup else plan.words(settings.setup),
+        "env": plan.env,
+        "pause": settings.pause,
+        "python": options.python,
+        "memory_limit_mb": settings.memory_limit_mb,
+    }
+
+
+def start(agent: Agent, plan: Plan, record: dict[str, Any]) -> dict[str, Any]:
+    """Launch the job.
+
+    Returns:
+        The supervisor's first status: its pid and start, and the deadline it armed.
+
+    Raises:
+        NotStarted: it did not come up, or armed another deadline than was asked for.
+    """
+    _send_record(agent, plan, record)
+    try:
+        status: dict[str, Any] = field(agent.ask("launch", job=job(plan)), "status", dict)
+    except Denied as e:
+        raise NotStarted(f"the supervisor did not start: {e}", fix="look at .remote-run/supervisor.log there") from None
+    deadline = status.get("deadline") or {}
+    if status.get("attempt") != plan.attempt or deadline.get("max_s") != plan.options.max_s:
+        raise NotStarted(f"the deadline read back from the pod is not the one asked for: {deadline}", fix="try again")
+    return status
+
+
+def _send_record(agent: Agent, plan: Plan, record: dict[str, Any]) -> None:
+    import hashlib
+
+    content = json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False).encode()
+    put = {
+        "op": "put",
+        "path": layout.run_file(plan.name, "-run.json"),
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "mode": 0o644,
+        "mtime_ns": 0,
+        "durable": True,
+    }
+    agent.send(put)
+    agent.send({"data": True}, content)
+    try:
+        agent.answer()
+    except Denied as e:
+        raise NotStarted(f"the run's record could not be written on the pod: {e}", fix="look at its disk") from None

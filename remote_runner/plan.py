@@ -1,0 +1,152 @@
+"""Read everything that can be read here, before any connection: the config, its check, settings, options.
+
+Not here: what the settings mean (settings.py), what the pod says (preflight.py).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from remote_runner import settings as settings_file
+from remote_runner.errors import UsageFault
+from remote_runner.pod import files, layout
+from remote_runner.settings import Settings
+
+SENT_ENVIRONMENT = ("NCM_MLX_GENERATOR_STEPS", "NCM_MLX_MEMORY_LIMIT_GB")
+CHECK_REFUSED = 78
+CHECK_S = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command line asked for."""
+
+    resume: bool = False
+    fresh: bool = False
+    max_s: float = 24 * 3600.0
+    remote_dir: str = ""
+    python: str = ""
+    setup: bool = True
+    backup_to: str = ""
+    backup_every_s: float | None = None
+    ignore_running: bool = False
+    all_outputs: bool = False
+    abandon: str = ""
+    extra: tuple[str, ...] = ()  # appended to the workload's command
+    detach: bool = False
+    give_up_after_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One attempt, before it meets a pod."""
+
+    root: Path  # the project's folder here
+    name: str
+    config: str  # relative to the root, POSIX
+    attempt: str
+    settings: Settings
+    options: Options
+    env: dict[str, str]
+
+    @property
+    def project(self) -> str:
+        return self.settings.project or self.root.name
+
+    @property
+    def outputs(self) -> list[str]:
+        return self.settings.outputs
+
+    def words(self, command: list[str]) -> list[str]:
+        """A command with its placeholders filled; `{python}` is the pod's business."""
+        return [w.replace("{config}", self.config).replace("{name}", self.name) for w in command]
+
+    @property
+    def command(self) -> list[str]:
+        more = self.settings.resume_args if self.options.resume else []
+        return self.words([*self.settings.command, *more]) + list(self.options.extra)
+
+
+def make(config: Path, name: str | None, options: Options) -> Plan:
+    """Everything about a run that is known before a pod is.
+
+    Raises:
+        UsageFault: the config lies outside the project, its own check refuses it, settings are wrong, or
+            outputs of that name exist here and neither `--resume` nor `--fresh` says what to do.
+    """
+    config = config.absolute()
+    if not config.is_file():
+        raise UsageFault(f"{config}: no such file", fix="give the path of the experiment's config")
+    root = settings_file.find_root(config.parent)
+    try:
+        relative = config.relative_to(root).as_posix()
+        files.parts(relative)
+    except ValueError as e:
+        raise UsageFault(f"{config}: {e}", fix="keep the config inside the project") from None
+    name = check_name(name or config.stem)
+    found = settings_file.load(root, name)
+    env = {**found.env, **{k: os.environ[k] for k in SENT_ENVIRONMENT if k in os.environ}}
+    attempt = time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(4)
+    plan = Plan(root=root, name=name, config=relative, attempt=attempt, settings=found, options=options, env=env)
+    if found.check:
+        _check(plan, plan.words(found.check))
+    if not options.resume and not options.fresh:
+        _refuse_existing(plan)
+    return plan
+
+
+def check_name(name: str) -> str:
+    """A run's name becomes part of paths: it may not lead out of them.
+
+    Raises:
+        UsageFault: empty, with a slash, a leading dot or dash, or a control character.
+    """
+    if not name or name[0] in ".-" or "/" in name or not name.isprintable():
+        raise UsageFault(f"{name!r} can't name a run", fix="use letters, digits, dot, dash and underscore: --name NAME")
+    return name
+
+
+def _check(plan: Plan, command: list[str]) -> None:
+    argv = [sys.executable if command[0] in ("python", "{python}") else command[0], *command[1:]]
+    env = {**os.environ, **plan.env}
+    try:
+        done = subprocess.run(
+            argv, cwd=plan.root, env=env, capture_output=True, text=True, timeout=CHECK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise UsageFault(f"the check of {plan.config} did not work: {e}", fix="mend `check` in the settings") from None
+    if done.returncode == 0:
+        return
+    said = (done.stderr or done.stdout).strip()
+    if done.returncode == CHECK_REFUSED:
+        message, _, fix = said.removeprefix("error: ").partition("\nfix: ")
+        raise UsageFault(message or f"{plan.config} was refused", fix=fix)
+    raise UsageFault(
+        f"the check of {plan.config} ended with {done.returncode}: {said[-800:] or 'no output'}",
+        fix=f"run it by itself: {' '.join(argv)}",
+    )
+
+
+def exists_here(plan: Plan) -> list[str]:
+    """What a run of that name made, as far as it is in this project; a start that failed left nothing."""
+    places = [*plan.outputs, *(layout.run_file(plan.name, s) for s in layout.POD_RUN_FILES)]
+    return [p for p in places if (plan.root / p).exists()]
+
+
+def _refuse_existing(plan: Plan) -> None:
+    if found := exists_here(plan):
+        raise outputs_exist(plan.name, "here", found)
+
+
+def outputs_exist(name: str, where: str, found: list[str]) -> UsageFault:
+    """The refusal of a fresh start over an old run, with the ways on."""
+    return UsageFault(
+        f"the run {name!r} already has files {where}: {', '.join(found[:3])}{' …' if len(found) > 3 else ''}",
+        fix="go on with it (--resume), keep it aside and start anew (--fresh), or take another name (--name)",
+    )

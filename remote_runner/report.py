@@ -1,0 +1,139 @@
+"""What became of a run: cause and evidence, last durable step, what was lost and repeated, times, proofs.
+
+`runs/<name>-report.json`, and a short text for people. The exit code is the worst of what happened.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from remote_runner.agent import printable
+from remote_runner.durations import show
+from remote_runner.pod import files, layout
+
+_WORST_FIRST = (70, 6, 7, 8, 5, 2, 1, 75, 0)
+_BY_CAUSE = {
+    "done": 0,
+    "paused": 75,
+    "deadline": 75,
+    "preempted": 75,
+    "setup": 5,
+    "refused": 2,
+}  # every other cause is the workload's failure: 1
+TAIL_LINES = 20
+
+
+@dataclass
+class Report:
+    """One attempt, told whole."""
+
+    name: str
+    attempt: str
+    target: str
+    cause: str
+    evidence: str = ""
+    workload_code: int | None = None
+    workload_signal: int | None = None
+    segment: int | None = None
+    last_durable: list[dict[str, Any]] = field(default_factory=list)  # stage, step, root, newest stage last
+    resumed_from: str = ""
+    steps_repeated: int | None = None  # None: unknown
+    segments: list[dict[str, Any]] = field(default_factory=list)
+    phases_s: dict[str, float] = field(default_factory=dict)
+    wall_s: float = 0.0
+    backups: int = 0
+    last_backup: str = ""
+    fetched_files: int = 0
+    fetched_bytes: int = 0
+    verified_files: int = 0
+    left_on_pod: list[str] = field(default_factory=list)
+    problems: list[dict[str, Any]] = field(default_factory=list)  # exit_code, message
+    hardware: str = ""
+    log_tail: list[str] = field(default_factory=list)
+    exit_code: int = 70
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False)
+
+    def settle(self) -> None:
+        """Fix the exit code: the worst of the workload's end and of every problem."""
+        codes = [_BY_CAUSE.get(self.cause, 1), *(int(p["exit_code"]) for p in self.problems)]
+        self.exit_code = min(codes, key=_WORST_FIRST.index)
+
+    def summary(self) -> str:
+        lines = [f"{self.name}: {self.cause}" + (f" ({self.evidence})" if self.evidence else "")]
+        for one in self.last_durable:
+            lines.append(f"  {one['stage']}: step {one['step']} saved and verified, root {one['root'][:16]}")
+        if self.resumed_from:
+            repeated = "unknown" if self.steps_repeated is None else self.steps_repeated
+            lines.append(f"  resumed from {self.resumed_from}; steps repeated: {repeated}")
+        lines.append(
+            f"  home: {self.verified_files} files verified, {self.fetched_files} of them fetched "
+            f"({self.fetched_bytes / 1e6:.2f} MB)"
+        )
+        if self.last_backup:
+            lines.append(f"  backups: {self.backups}, the last is {self.last_backup}")
+        if self.left_on_pod:
+            lines.append(f"  not brought home: {', '.join(self.left_on_pod[:5])}")
+        phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.phases_s.items())
+        lines.append(f"  time: {show(self.wall_s)} ({phases})")
+        for problem in self.problems:
+            lines.append(f"  problem: {problem['message']}")
+        if self.exit_code not in (0, 75) and self.log_tail:
+            lines += ["  last lines of its log:", *(f"    {line}" for line in self.log_tail[-TAIL_LINES:])]
+        return printable("\n".join(lines))
+
+
+def add_local_facts(report: Report, root: Path, outputs: list[str]) -> None:
+    """What the files that are home tell: durable steps, segments, the end of the log."""
+    best: dict[str, dict[str, Any]] = {}
+    for _path, head, _why in layout.snapshots(str(root), outputs):
+        if head is not None and head["step"] >= best.get(head["stage"], head)["step"]:
+            best[head["stage"]] = head
+    report.last_durable = [
+        {"stage": h["stage"], "step": h["step"], "target_steps": h["target_steps"], "root": h["root"]}
+        for h in sorted(best.values(), key=lambda h: h["stage_index"])
+    ]
+    report.segments = _segments(root / layout.metrics_file(outputs))
+    log = root / layout.log(report.name)
+    if log.is_file():
+        with log.open("rb") as f:
+            f.seek(max(0, log.stat().st_size - 16_384))
+            text = f.read().decode("utf-8", "replace").replace("\r", "\n")
+        report.log_tail = [printable(line) for line in text.splitlines()[-TAIL_LINES:]]
+
+
+def _segments(metrics: Path) -> list[dict[str, Any]]:
+    """Each uninterrupted life of the trainer: steps it logged and when; torn lines are dropped."""
+    found: dict[int, dict[str, Any]] = {}
+    if not metrics.is_file():
+        return []
+    with metrics.open("rb") as f:
+        for line in f:
+            try:
+                row = json.loads(line)
+                number, step, t = int(row["segment"]), int(row["step"]), float(row["t"])
+                stage = str(row["stage"])
+            except (ValueError, KeyError, TypeError):
+                continue
+            one = found.setdefault(number, {"segment": number, "from_unix_s": t, "steps": {}})
+            one["until_unix_s"] = t
+            first, _ = one["steps"].get(stage, (step, step))
+            one["steps"][stage] = (first, step)
+    return [found[n] for n in sorted(found)]
+
+
+def repeated_steps(segments: list[dict[str, Any]]) -> int | None:
+    """Steps logged by the segment before the last that the last one had to do again; None where unknown."""
+    if len(segments) < 2:
+        return None
+    before, last = segments[-2]["steps"], segments[-1]["steps"]
+    both = [max(0, before[s][1] - last[s][0] + 1) for s in before if s in last]
+    return max(both, default=0)
+
+
+def save(report: Report, root: Path) -> None:
+    files.replace_json(str(root), layout.run_file(report.name, "-report.json"), asdict(report))

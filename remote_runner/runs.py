@@ -1,0 +1,134 @@
+"""Find a run that was started before, take it up again, bring a backup of it back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from remote_runner import backup, ending, preflight, record, resume, settings, ssh, stores
+from remote_runner import plan as plans
+from remote_runner.access import Access
+from remote_runner.agent import Agent
+from remote_runner.errors import OutOfContact, UsageFault
+from remote_runner.follow import Running
+from remote_runner.link import Link
+from remote_runner.pod import preserve
+from remote_runner.record import Journal
+from remote_runner.report import Report
+from remote_runner.ssh import LinkLost
+from remote_runner.view import View
+
+
+@dataclass(frozen=True)
+class Known:
+    """A run as this project remembers it, or as the pod tells."""
+
+    name: str
+    root: Path  # the project here
+    outputs: list[str]
+    attempt: str
+
+
+def find(access: Access, start: Path, name: str | None, remote_dir: str) -> tuple[Known, Agent]:
+    """Connect to the pod and find a run there: by name, or the one that holds it.
+
+    Raises:
+        UsageFault: no run there, or several and no name.
+        PreflightFailed: the pod can't be reached.
+    """
+    root = settings.find_root(start.absolute())
+    pod = ssh.connect(access.endpoint(root))
+    try:
+        agent = Agent(pod, _remote_root(pod, root, name, remote_dir))
+        there = agent.ask("runs")
+        names = [str(n) for n in there.get("names", [])]
+        holder = str((there.get("lease") or {}).get("name"))
+        chosen = name or (holder if holder in names else "") or (names[0] if len(names) == 1 else "")
+        if chosen not in names:
+            raise UsageFault(
+                f"{pod.endpoint}:{agent.root} has no run {chosen or 'to choose by itself'!r}; "
+                f"there: {', '.join(names) or 'none'}",
+                fix="name one of them, or the folder with --remote-dir",
+            )
+        plans.check_name(chosen)
+        known = record.load(root, chosen)
+        outputs = known.get("outputs") or agent.ask("job")["outputs"]
+        status = agent.ask("state", name=chosen).get("status") or {}
+        return Known(chosen, root, [str(o) for o in outputs], str(status.get("attempt", ""))), agent
+    except LinkLost as e:
+        pod.close()
+        raise OutOfContact(f"the connection broke: {e}", fix="try again") from None
+    except BaseException:
+        pod.close()
+        raise
+
+
+def _remote_root(pod: ssh.Pod, root: Path, name: str | None, remote_dir: str) -> PurePosixPath:
+    last = record.last_attempt(record.load(root, name)) if name else {}
+    if last.get("root") and last.get("target") == str(pod.endpoint) and not remote_dir:
+        return PurePosixPath(str(last["root"]))
+    found = preflight.probe(pod, root.name, remote_dir)
+    if not found.get("root") or not found.get("ours"):
+        raise UsageFault(
+            f"{pod.endpoint}: no runs of this tool in {found.get('root')}", fix="name the folder: --remote-dir DIR"
+        )
+    return PurePosixPath(str(found["root"]))
+
+
+def attach(known: Known, agent: Agent, backup_to: str, backup_every_s: float | None, view: View) -> Report:
+    """Take up a run that goes on or has ended, and finish it.
+
+    Raises:
+        RunnerError: as `controller.run`.
+    """
+    began = time.monotonic()
+    with record.only_controller(known.root, known.name):
+        journal = Journal(known.root, known.name)
+        journal.event("attach", attempt=known.attempt, target=str(agent.pod.endpoint))
+        seen = agent.ask("state", name=known.name)
+        status = seen.get("status") or {}
+        deadline = status.get("deadline") or {}
+        left_s = float(deadline.get("unix_s") or 0) - float(seen.get("now_unix_s") or 0)
+        running = Running(known.name, float(deadline.get("max_s") or 0), time.time() + left_s, status)
+        report = Report(known.name, known.attempt, str(agent.pod.endpoint), cause="unknown")
+        regular = backup.Regular(
+            place(known.root, known.name, backup_to), known.outputs, known.attempt,
+            backup_every_s or settings.load(known.root, known.name).backup.every, view.tell,
+        )  # fmt: skip
+        link = Link(agent.pod.endpoint, agent.root, view.tell, agent)
+        return ending.finish(link, running, known.root, known.outputs, regular, report, journal, view, began)
+
+
+def place(start: Path, name: str, store: str) -> backup.Place:
+    """Where a run's backups lie, by its settings or as said."""
+    root = settings.find_root(start.absolute())
+    found = settings.load(root, plans.check_name(name))
+    opened = stores.open_store(store or found.backup.to, root)
+    return backup.Place(store=opened, project=found.project or root.name, name=name, keep=found.backup.keep)
+
+
+def restore(start: Path, name: str, store: str, backup_id: str, to: Path | None, tell: Callable[[str], None]) -> str:
+    """Bring a backup back, verified; what stands in its places is preserved first.
+
+    Returns:
+        One line that says what came back.
+
+    Raises:
+        UsageFault: no such backup. Unverified: a blob is missing or damaged.
+    """
+    root = settings.find_root(start.absolute())
+    where = place(start, name, store)
+    found = [m for m in backup.manifests(where) if backup_id in ("", m["id"])]
+    if not found:
+        raise UsageFault(f"no backup {backup_id or 'of ' + name!r} in the store", fix="see: remote-run backups " + name)
+    outputs = settings.load(root, name).outputs
+    into = (to or root).absolute()
+    with record.only_controller(root, name):
+        into.mkdir(parents=True, exist_ok=True)
+        kept = preserve.preserve(str(into), outputs, name, resume.stamp(), move=True)
+        if kept:
+            tell(f"kept as {', '.join(kept)}")
+        size = backup.restore(where, found[-1], into)
+    return f"{found[-1]['id']}: {len(found[-1]['files'])} files, {size / 1e6:.2f} MB, verified, in {into}"
