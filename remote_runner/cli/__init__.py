@@ -26,6 +26,7 @@ COMMANDS = {
     "inspect": ("snapshots", "inspect"),
     "verify": ("snapshots", "verify"),
     "diff": ("snapshots", "diff"),
+    "demo": ("demo", "demo"),
 }
 
 
