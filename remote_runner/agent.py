@@ -61,7 +61,7 @@ def python_command(code: str, *args: str) -> str:
     tail = shlex.join(["-c", code, *args])
     tries = " ".join(shlex.quote(p) for p in ("python3", *_PYTHONS))
     script = (
-        f'for p in {tries}; do command -v "$p" >/dev/null 2>&1 && exec "$p" {tail}; done; '
+        f'for p in {tries}; do p=$(command -v "$p") && [ -x "$p" ] && exec "$p" {tail}; done; '
         f"echo no python3 >&2; exit {NO_PYTHON}"
     )
     return f"exec sh -c {shlex.quote(script)}"

@@ -8,9 +8,11 @@ It has its own throw-away keys, no sftp, no rsync: what a bare image offers. Tes
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 
@@ -23,6 +25,14 @@ def write_keys(folder: Path) -> None:
         path.touch(mode=0o600)
         path.write_bytes(key.export_private_key())
         path.with_suffix(".pub").write_bytes(key.export_public_key())
+
+
+async def _pump(source: Any, sink: Any) -> None:
+    with contextlib.suppress(OSError, asyncssh.Error):
+        while block := await source.read(65_536):
+            sink.write(block)
+            await sink.drain()
+        sink.write_eof()
 
 
 async def _serve(folder: Path) -> None:
@@ -43,8 +53,10 @@ async def _serve(folder: Path) -> None:
             start_new_session=True,
         )
         assert child.stdin and child.stdout and child.stderr
-        await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr)
+        feeding = asyncio.create_task(_pump(process.stdin, child.stdin))
+        await asyncio.gather(_pump(child.stdout, process.stdout), _pump(child.stderr, process.stderr))
         process.exit(await child.wait())
+        feeding.cancel()
 
     server = await asyncssh.listen(
         "127.0.0.1",

@@ -89,7 +89,7 @@ class Link:
 
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_passing),
-            wait=tenacity.wait_exponential_jitter(initial=FIRST_PAUSE_S, max=LONGEST_PAUSE_S, jitter=1.0),
+            wait=tenacity.wait_exponential_jitter(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S, jitter=1.0),
             stop=lambda _state: time.time() > give_up_at(),
             before_sleep=failed,
             reraise=True,

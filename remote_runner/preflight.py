@@ -64,7 +64,7 @@ def probe(pod: Pod, project: str, remote_dir: str, python: str = "") -> dict[str
         if isinstance(found, dict):
             return found
     said = printable(done.stderr.decode("utf-8", "replace").strip()[-500:])
-    if done.code == NO_PYTHON:
+    if done.code == NO_PYTHON and "no python3" in said:
         raise PreflightFailed(
             f"{pod.endpoint}: no python3 on the pod",
             fix="take an image with python3 (3.8 or newer), or install it there: apt-get install python3",

@@ -119,7 +119,7 @@ def connect(endpoint: Endpoint, tell: Callable[[str], None] = lambda _: None) ->
 
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(_Passing),
-        wait=tenacity.wait_exponential_jitter(initial=0.5, max=10, jitter=0.5),
+        wait=tenacity.wait_exponential_jitter(multiplier=0.5, max=10, jitter=0.5),
         stop=give_up,
         before_sleep=say,
         reraise=True,

@@ -54,6 +54,7 @@ class TestPod:
     options: list[str] = field(default_factory=list)
     setenv: dict[str, str] = field(default_factory=dict)
     rc: str = ""
+    before: str = ""  # shell commands in the pod's own mount namespace, ahead of its server
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -100,9 +101,10 @@ class TestPod:
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
         log = (self.folder / "log").open("ab")
-        self.process = subprocess.Popen(
-            [*NAMESPACED, SSHD, "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
+        server = [SSHD, "-D", "-e", "-f", str(config)]
+        if self.before:
+            server = ["sh", "-c", f'{self.before}\nexec "$@"', "sh", *server]
+        self.process = subprocess.Popen([*NAMESPACED, *server], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         wait_for(self.listens, f"sshd on port {self.port}: {(self.folder / 'log').read_text()[-500:]}", 20)
         return self
 
