@@ -154,7 +154,7 @@ def test_a_signal_in_the_first_milliseconds_is_a_pause(tmp_path):
 
 
 def test_evaluation_draws_nothing_from_training(straight, tmp_path):
-    """Every 5 steps, every 7, never: the same weights. The generator's runs share one codec, as evaluation chooses it."""
+    """Every 5 steps, every 7, never: the same weights. The generators share a codec, which evaluation chooses."""
     found = {"codec": [], "generator": []}
     for every in (5, 7, 0):
         for stage, source in (("codec", ""), ("generator", str(straight.folder))):

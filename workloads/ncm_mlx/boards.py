@@ -11,7 +11,6 @@ Not here: which board comes when (order.py).
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ncm_mlx.config import Data
-from remote_runner.checkpoint import contract, header, rotate
+from remote_runner.checkpoint import contract, header, snapshot
 
 Cells = npt.NDArray[np.uint8]
+PARTS = ("train", "validation", "test")
 DIFFICULTIES = ("easy", "medium", "hard")
 COPIES = 16  # boards made of one searched grid
 TOGETHER = 2048  # boards worked on at once; about 4 MB of memory for each hundred
@@ -61,17 +61,16 @@ def prepare(folder: Path, seed: int, wanted: Data, cancelled: Callable[[], bool]
         Cancelled: `cancelled` said so.
         OSError: they can't be written.
     """
-    path = folder / "boards.npz"
+    path = folder / "boards.safetensors"
     made_from = header.canonical({"seed": seed, "maker": 1, **asdict(wanted)}).decode()
     kept = _load(path, made_from)
     if kept is not None:
         return kept
     contract.say(f"making {wanted.boards + wanted.validation + 3 * wanted.test_per_difficulty} boards")
     found = make(seed, wanted, cancelled)
-    file = io.BytesIO()
-    parts = {f"{name}_{key}": value for name, part in _parts(found) for key, value in part._asdict().items()}
-    np.savez_compressed(file, made_from=np.array(made_from), sha256=np.array(found.sha256), **parts)
-    rotate.replace_with(path, file.getvalue())
+    parts = zip(PARTS, (found.train, found.validation, found.test), strict=True)
+    tensors = {f"{name}.{key}": snapshot.tensor(array) for name, part in parts for key, array in part._asdict().items()}
+    snapshot.save_weights(path, tensors, {"made_from": made_from})
     return found
 
 
@@ -178,29 +177,19 @@ def _forced(clues: Cells, solutions: Cells, cell: npt.NDArray[np.int64]) -> npt.
     return np.asarray(naked | hidden)
 
 
-def _parts(found: Dataset) -> list[tuple[str, Boards]]:
-    return [("train", found.train), ("validation", found.validation), ("test", found.test)]
-
-
 def _digest(parts: list[Boards]) -> str:
     return hashlib.sha256(b"".join(array.tobytes() for part in parts for array in part)).hexdigest()
 
 
 def _load(path: Path, made_from: str) -> Dataset | None:
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            if str(kept["made_from"]) != made_from:
-                return None
-            parts = [
-                Boards(*(kept[f"{name}_{key}"] for key in Boards._fields)) for name in ("train", "validation", "test")
-            ]
-            digest = str(kept["sha256"])
+        if header.read(path).metadata.get("made_from") != made_from:
+            return None
+        kept = snapshot.read_tensors(path)  # proves the digests
+        parts = [Boards(*(kept[f"{name}.{key}"].data for key in Boards._fields)) for name in PARTS]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, EOFError) as wrong:
+    except (OSError, snapshot.SnapshotCorrupt, KeyError) as wrong:
         contract.say(f"{path} can't be used ({wrong}): making the boards again")
         return None
-    if _digest(parts) != digest:
-        contract.say(f"{path} is damaged: making the boards again")
-        return None
-    return Dataset(parts[0], parts[1], parts[2], digest)
+    return Dataset(parts[0], parts[1], parts[2], _digest(parts))
