@@ -49,7 +49,7 @@ def test_without_python3_preflight_names_it_and_nothing_changed(
     if not NAMESPACED:
         pytest.skip("needs root to hide this machine's pythons from the pod")
     (bare / "python3").unlink()
-    hidden = [p for p in _PYTHONS if os.path.exists(p)]
+    hidden = [p for p in _PYTHONS if Path(p).exists()]
     hide = "\n".join(f"mount --bind /dev/null {os.path.realpath(p)}" for p in hidden)
     pod = make_pod(setenv={"PATH": str(bare)}, before=hide)
     done = project.run(project.on(pod, project.config()))

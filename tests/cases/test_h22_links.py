@@ -34,9 +34,8 @@ def test_links_are_left_here_and_named(project: Project, pod: TestPod) -> None:
     for name in ("loop", "dangling", "outside_link", "outside_dir", "self"):
         assert f"{name} (a link)" in done.stderr
         assert not os.path.lexists(pod.root / name)
-    for folder, _, names in os.walk(pod.home):
-        for name in names:
-            assert b"SECRET-DO-NOT-COPY" not in open(os.path.join(folder, name), "rb").read()
+    for path in pod.home.rglob("*"):
+        assert not path.is_file() or b"SECRET-DO-NOT-COPY" not in path.read_bytes()
 
 
 def test_keys_caches_and_environments_stay_here(project: Project, pod: TestPod) -> None:
