@@ -222,6 +222,20 @@ class Pod:
     def tunnel(self, host: str, port: int) -> paramiko.Channel:
         return self._transport.open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=CONNECT_S)
 
+    def sftp(self, timeout_s: float) -> paramiko.SFTPClient:
+        """The server's file subsystem: for stores. Nothing of a run goes through it.
+
+        Raises:
+            LinkLost: the connection is gone, or the server offers none.
+        """
+        try:
+            client = paramiko.SFTPClient.from_transport(self._transport)
+            assert client is not None
+            client.get_channel().settimeout(timeout_s)  # type: ignore[union-attr]
+            return client
+        except (paramiko.SSHException, EOFError, OSError) as e:
+            raise LinkLost(f"{self.endpoint}: no sftp ({e or 'closed'})") from None
+
     def open(self, command: str) -> Program:
         """Start a program and talk to it.
 
