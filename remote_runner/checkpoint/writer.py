@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Optional, Type, Union
@@ -28,11 +28,13 @@ class CannotSave(RuntimeError):
 
 
 class Writer:
-    """Saves snapshots into one folder. Not for use from several threads."""
+    """Saves snapshots into one folder. Opened and closed with `with`; not for use from several threads."""
 
     def __init__(self, folder: Union[str, Path], *, say: Say = contract.say, give_up_after: int = 3) -> None:
         self._folder, self._say, self._give_up_after = Path(folder), say, give_up_after
-        self._thread: Optional[threading.Thread] = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapshot-writer")
+        self._pool.submit(int).result()  # to start a thread takes milliseconds: now, not between two steps
+        self._in_flight: Optional["Future[None]"] = None
         self._error: Optional[Exception] = None
         self._failed_in_a_row = 0
         self.saved: Optional[Saved] = None  # the last one that is durable
@@ -49,8 +51,7 @@ class Writer:
         self._wait(content.step)
         if self._error is not None and self._failed_in_a_row >= self._give_up_after:
             raise CannotSave(f"{self._failed_in_a_row} saves in a row failed, the last: {self._error}")
-        self._thread = threading.Thread(target=self._save, args=(content,), name="snapshot-writer")
-        self._thread.start()
+        self._in_flight = self._pool.submit(self._save, content)
 
     def settle(self, step: int) -> None:
         """Wait for the save in flight; what it was given may change from now on. Raises NonFinite as `submit`."""
@@ -72,15 +73,14 @@ class Writer:
         wrong: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
-        if self._thread is not None:
-            self._thread.join()
+        self._pool.shutdown()
 
     def _wait(self, step: Optional[int]) -> None:
-        if self._thread is None:
+        if self._in_flight is None:
             return
         begun = time.monotonic()
-        self._thread.join()
-        self._thread = None
+        self._in_flight.result()
+        self._in_flight = None
         waited = time.monotonic() - begun
         self.waited_s += waited
         if step is not None and waited >= WORTH_A_LINE_S:
