@@ -1,7 +1,7 @@
 """Start the supervisor and read back that its deadline is armed; ask a running one to pause.
 
-The supervisor is exec'd in a session of its own with all streams away from the connection, and inherits
-nothing but the lock.
+Its keeper is exec'd in a session of its own with all streams away from the connection, and inherits nothing
+but the lock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Dict
 
-from remote_runner.pod import files, layout, procs
+from remote_runner.pod import fate, files, layout, lock
 
 ARMED_WITHIN_S = 20.0
 
@@ -22,8 +22,11 @@ def zipapp() -> str:
     return os.path.abspath(sys.argv[0])
 
 
-def launch(root: str, job: Dict[str, Any], lock_fd: int) -> Dict[str, Any]:
-    """Become two: this process goes on serving, the new one supervises.
+def launch(root: str, job: Dict[str, Any], lock_fd: int, app: str = "") -> Dict[str, Any]:
+    """Become two: this process goes on, the new one keeps the supervisor.
+
+    Args:
+        app: the zipapp; default: the one that runs.
 
     Returns:
         The status as the supervisor wrote it: its pid and start, and the armed deadline.
@@ -31,11 +34,12 @@ def launch(root: str, job: Dict[str, Any], lock_fd: int) -> Dict[str, Any]:
     Raises:
         OSError: it did not come up; the reason stands in `.remote-run/supervisor.log`.
     """
-    job = {**job, "zipapp": zipapp(), "base_python": sys.executable}
+    job = {**job, "zipapp": app or zipapp(), "base_python": sys.executable}
     files.replace_json(root, layout.JOB, job)
     pid = os.fork()
     if pid == 0:
-        _become_supervisor(root, lock_fd)
+        _become_keeper(root, lock_fd, job["zipapp"])
+    lock.write_lease(root, files.read_json(root, layout.LEASE) or {}, pid)
     give_up = time.monotonic() + ARMED_WITHIN_S
     while time.monotonic() < give_up:
         status = files.read_json(root, layout.status(job["name"]))
@@ -47,7 +51,7 @@ def launch(root: str, job: Dict[str, Any], lock_fd: int) -> Dict[str, Any]:
     raise OSError(f"the supervisor did not start: {_tail(root)}")
 
 
-def _become_supervisor(root: str, lock_fd: int) -> None:
+def _become_keeper(root: str, lock_fd: int, app: str) -> None:
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
@@ -67,7 +71,9 @@ def _become_supervisor(root: str, lock_fd: int) -> None:
                     continue
         os.set_inheritable(lock_fd, True)
         os.chdir(root)
-        os.execv(sys.executable, [sys.executable, zipapp(), "supervise", root, str(lock_fd)])
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        os.execv(sys.executable, [sys.executable, app, "keep", root, str(lock_fd)])
     finally:
         os._exit(127)
 
@@ -82,12 +88,6 @@ def _tail(root: str) -> str:
         return f.read().decode("utf-8", "replace").strip()
 
 
-def supervisor_lives(status: Dict[str, Any]) -> bool:
-    """Whether the supervisor that wrote this status still runs."""
-    who = status.get("supervisor") or {}
-    return procs.alive(who.get("pid"), who.get("start"))
-
-
 def ask_supervisor(root: str, name: str, by: str, grace_s: Any) -> Dict[str, Any]:
     """Ask a run's supervisor to pause; with `grace_s`, to kill what has not paused by then.
 
@@ -95,7 +95,7 @@ def ask_supervisor(root: str, name: str, by: str, grace_s: Any) -> Dict[str, Any
         `asked`: whether there was one to ask, and the status.
     """
     status = files.read_json(root, layout.status(name))
-    if not isinstance(status, dict) or status.get("exit") or not supervisor_lives(status):
+    if not isinstance(status, dict) or status.get("exit") or not fate.supervisor_lives(status):
         return {"asked": False, "status": status}
     files.replace_json(root, layout.REQUEST, {"attempt": status["attempt"], "by": by, "grace_s": grace_s})
     os.kill(status["supervisor"]["pid"], signal.SIGUSR1)

@@ -11,11 +11,13 @@ import fcntl
 import hashlib
 import os
 import signal
+import time
 from typing import Any, Dict, Optional
 
-from remote_runner.pod import files, layout
+from remote_runner.pod import files, layout, procs
 
 ANSWER_S = 5  # a network volume may never answer an flock
+LEASE_WITHIN_S = 2.0
 
 
 class Held(Exception):
@@ -68,7 +70,23 @@ def acquire(root: str) -> int:
     raise OSError(errno.ENOLCK, f"no lock to be had in {root} or in /dev/shm")
 
 
+def write_lease(root: str, lease: Dict[str, Any], holder_pid: int) -> None:
+    """Say whose the lock is; only its holder may."""
+    holder = {"pid": holder_pid, "start": procs.start_ticks(holder_pid)}
+    files.replace_json(root, layout.LEASE, {**lease, "holder": holder})
+
+
 def holder(root: str) -> Optional[Dict[str, Any]]:
-    """The lease as the last holder wrote it."""
-    lease = files.read_json(root, layout.LEASE)
+    """Whose the held lock is.
+
+    A lease whose holder is dead is the last one's: the new holder is about to write its own, so it is waited for.
+    """
+    lease = None
+    for _ in range(int(LEASE_WITHIN_S / 0.05)):
+        lease = files.read_json(root, layout.LEASE)
+        if isinstance(lease, dict):
+            who = lease.get("holder") or {}
+            if procs.alive(who.get("pid"), who.get("start")):
+                return lease
+        time.sleep(0.05)
     return lease if isinstance(lease, dict) else None

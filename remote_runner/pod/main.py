@@ -1,4 +1,4 @@
-"""The zipapp's entry: `serve ROOT NONCE` for a connection, `supervise ROOT LOCK_FD` for a job."""
+"""The zipapp's entry: `serve` a connection, `keep` a job's supervisor, `supervise` the job, `end` the pod."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ def main(argv: List[str]) -> int:
         from remote_runner.pod.serve import serve
 
         return serve(argv[1], argv[2])
-    if len(argv) == 3 and argv[0] == "supervise":
+    if len(argv) == 3 and argv[0] == "keep":
+        from remote_runner.pod.keep import main as keep
+
+        return keep(argv[1], int(argv[2]))
+    if len(argv) == 2 and argv[0] == "supervise":
         from remote_runner.pod.supervise import main as supervise
 
         return supervise(argv[1])

@@ -1,26 +1,22 @@
-"""Processes of this machine: who runs what since when, which are trainers, and the end of a whole tree.
-
-A trainer is recognised by its argv read as a command line, never by a substring: an editor, `grep`, an `ssh`
-command line or a log viewer that has the words in it is no match.
+"""Processes of this machine: who runs what since when, who descends from whom, how much memory they hold.
 
 Linux reads /proc; Darwin asks `ps -axww`.
+
+Not here: which of them are trainers (trainers.py), how a tree is paused and ended (tree.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-_PYTHON = re.compile(r"python|pypy", re.IGNORECASE)
-_PYTHON_OPTIONS_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
-_SHELLS = re.compile(r"^-?(ba|da|z|k|a)?sh$")
+DARWIN = sys.platform == "darwin"
 
 
 class CannotLook(Exception):
@@ -51,8 +47,8 @@ def _stat(pid: int) -> List[str]:
 
 def start_ticks(pid: int) -> Optional[str]:
     """What tells a process from a later one with its pid; None when it is gone or a zombie."""
-    if sys.platform == "darwin":
-        out = subprocess.run(["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True).stdout
+    if DARWIN:
+        out = _ps("-o", "state=,lstart=", "-p", str(pid))
         return None if not out.strip() or out.strip().startswith("Z") else out.strip().split(None, 1)[1]
     try:
         fields = _stat(pid)
@@ -66,9 +62,28 @@ def alive(pid: Optional[int], started: Optional[str]) -> bool:
     return pid is not None and started is not None and start_ticks(pid) == started
 
 
+def boot() -> Dict[str, Any]:
+    """What tells this life of the machine or container from another: the kernel's boot, the start of PID 1."""
+    found = ""
+    if DARWIN:
+        found = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True).stdout.strip()
+    else:
+        with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
+            found = f.read().strip()
+    return {"id": found, "pid1_start": start_ticks(1)}
+
+
 def _boot_unix_s() -> float:
     with open("/proc/stat", encoding="ascii") as f:
         return next(float(line.split()[1]) for line in f if line.startswith("btime"))
+
+
+def started_unix_s(pid: int) -> Optional[float]:
+    """When a process was started; None when it is gone (or nobody tells)."""
+    try:
+        return _boot_unix_s() + int(_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, StopIteration):
+        return None
 
 
 def _user(uid: int) -> str:
@@ -85,12 +100,12 @@ def everyone() -> Iterator[Process]:
     Raises:
         CannotLook: no /proc, or one that hides other users' processes from us.
     """
-    if sys.platform == "darwin":
+    if DARWIN:
         yield from _darwin()
         return
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        boot, tick = _boot_unix_s(), os.sysconf("SC_CLK_TCK")
+        booted, tick = _boot_unix_s(), os.sysconf("SC_CLK_TCK")
     except (OSError, StopIteration) as e:
         raise CannotLook(f"/proc can't be read: {e}") from None
     if os.getpid() not in pids or 1 not in pids:
@@ -104,7 +119,11 @@ def everyone() -> Iterator[Process]:
         except (OSError, ValueError):
             continue  # ended while we looked
         if argv and fields[0] not in "ZX":
-            yield Process(pid, boot + int(fields[19]) / tick, _user(owner), argv)
+            yield Process(pid, booted + int(fields[19]) / tick, _user(owner), argv)
+
+
+def _ps(*options: str) -> str:
+    return subprocess.run(["ps", *options], capture_output=True, text=True).stdout
 
 
 def _darwin() -> Iterator[Process]:
@@ -119,108 +138,51 @@ def _darwin() -> Iterator[Process]:
         yield Process(int(pid), started, user, rest[5].split())
 
 
-def _is_python(process: Process) -> bool:
-    """By name, or by what is mapped into it: a python may be called anything."""
-    names = [process.argv[0].rsplit("/", 1)[-1]]
-    for link in ("comm", "exe"):
-        with contextlib.suppress(OSError):
-            path = f"/proc/{process.pid}/{link}"
-            if link == "exe":
-                names.append(os.readlink(path).rsplit("/", 1)[-1])
-            else:
-                with open(path, encoding="utf-8", errors="replace") as f:
-                    names.append(f.read().strip())
-    if any(_PYTHON.search(name) for name in names):
-        return True
-    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/maps", encoding="utf-8", errors="replace") as f:
-        return "python" in f.read()
-    return False
+def own_children(pid: int) -> List[int]:
+    """The direct children of a process, zombies among them."""
+    if DARWIN:
+        rows = [line.split() for line in _ps("-axo", "pid=,ppid=").splitlines()]
+        return [int(p) for p, parent in rows if int(parent) == pid]
+    if not _kernel_lists_children():
+        return [child for child, parent in _parents() if parent == pid]
+    found: List[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as f:
+                found += map(int, f.read().split())
+    except OSError:
+        pass  # it ended while we looked
+    return found
 
 
-def program(argv: Sequence[str], python: bool) -> List[str]:
-    """What a command line runs: ["-m", module, …] or [script, …] of an interpreter, else argv itself."""
-    rest = list(argv[1:])
-    if python:
-        while rest and rest[0].startswith("-") and rest[0] != "-":
-            option = rest.pop(0)
-            if option in _PYTHON_OPTIONS_WITH_VALUE:
-                rest[:1] = []
-                continue
-            if option.startswith("--"):
-                continue
-            # options may be joined: -um module, -mmodule, -c code
-            letters = option[1:]
-            for i, letter in enumerate(letters):
-                if letter == "m":
-                    return ["-m", letters[i + 1 :], *rest] if letters[i + 1 :] else ["-m", *rest]
-                if letter == "c":
-                    return ["-c", *rest]
-                if letter in "XW":
-                    if not letters[i + 1 :]:
-                        rest[:1] = []
-                    break
-        return rest
-    if argv and _SHELLS.match(argv[0].rsplit("/", 1)[-1]):
-        while rest and rest[0].startswith(("-", "+")):
-            if "c" in rest.pop(0):
-                return ["-c", *rest]
-        return rest
-    return list(argv)
+@functools.lru_cache(maxsize=None)
+def _kernel_lists_children() -> bool:
+    """Some sandboxes and older kernels have no /proc/PID/task/TID/children."""
+    return os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 
 
-def matches(process: Process, patterns: Sequence[str]) -> bool:
-    """Whether a process is what one of `patterns` describes.
-
-    A pattern is a command line after its interpreter: words in order, `|` between alternatives:
-    `-m ncm_mlx train|evaluate`, `train.py`. A script is compared by its path or its last part.
-    """
-    for pattern in patterns:
-        words = shlex.split(pattern)
-        telling = words[1] if words[0] == "-m" else words[0]
-        if not any(telling in arg for arg in process.argv):
-            continue  # cheap: most processes end here
-        runs = program(process.argv, _is_python(process))
-        if len(runs) < len(words):
-            continue
-        first = runs[0] == words[0] or (runs[0] != "-m" and runs[0].rsplit("/", 1)[-1] == words[0])
-        if first and all(have in want.split("|") for have, want in zip(runs[1:], words[1:])):
-            return True
-    return False
-
-
-def is_supervisor(process: Process) -> bool:
-    """Another job of ours: the zipapp, running `supervise`."""
-    runs = program(process.argv, True)
-    return len(runs) > 1 and runs[0].endswith(".pyz") and "/.remote-run/" in runs[0] and runs[1] == "supervise"
-
-
-def jobs(patterns: Sequence[str]) -> List[Dict[str, Any]]:
-    """Every trainer and every supervisor of ours on this machine, but the caller itself."""
-    own = {os.getpid(), os.getppid()}
-    return [p.describe() for p in everyone() if p.pid not in own and (is_supervisor(p) or matches(p, patterns))]
+def _parents() -> Iterator[Tuple[int, int]]:
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                yield int(name), int(_stat(int(name))[1])
 
 
 def children(pid: int) -> Set[int]:
     """All living descendants of a process, zombies left out."""
-    if sys.platform == "darwin":
+    if DARWIN:
         return _darwin_children(pid)
     found: Set[int] = set()
     todo = [pid]
     while todo:
-        parent = todo.pop()
-        try:
-            for task in os.listdir(f"/proc/{parent}/task"):
-                with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as f:
-                    todo += [c for c in map(int, f.read().split()) if c not in found]
-        except OSError:
-            continue
-        found.update(todo)
+        new = [c for c in own_children(todo.pop()) if c not in found]
+        found.update(new)
+        todo += new
     return {p for p in found if start_ticks(p) is not None}
 
 
 def _darwin_children(pid: int) -> Set[int]:
-    out = subprocess.run(["ps", "-axo", "pid=,ppid=,state="], capture_output=True, text=True).stdout
-    rows = [line.split() for line in out.splitlines()]
+    rows = [line.split() for line in _ps("-axo", "pid=,ppid=,state=").splitlines()]
     found: Set[int] = set()
     grew = True
     while grew:
@@ -231,7 +193,10 @@ def _darwin_children(pid: int) -> Set[int]:
 
 
 def resident_bytes(pids: Sequence[int]) -> int:
-    """Resident memory of these processes together."""
+    """Resident memory of these processes together; what they share is counted for each."""
+    if DARWIN:
+        out = _ps("-o", "rss=", "-p", ",".join(map(str, pids)))
+        return sum(int(line) for line in out.split()) * 1024
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm", encoding="ascii") as f:
@@ -239,37 +204,13 @@ def resident_bytes(pids: Sequence[int]) -> int:
     return total
 
 
-def kill_tree(leader: int, above: int) -> None:
-    """SIGKILL a group and every descendant of `above` that is left, until none is."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
-    for _ in range(100):
-        left = children(above)
-        if not left:
-            return
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(0.02)
-
-
-def become_subreaper() -> None:
-    """Orphans of the workload become our children (Linux), so that none is lost from sight."""
-    _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
-
-
-def die_with_parent() -> None:
-    """Be killed when the parent dies (Linux)."""
-    _prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+def catches(pid: int, number: int) -> Optional[bool]:
+    """Whether a process has a handler for a signal; None where nothing tells (no /proc)."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as f:
+            for line in f:
+                if line.startswith("SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError, IndexError):
+        return None if DARWIN else False
+    return None

@@ -14,31 +14,18 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import time
 from typing import Any, Callable, Dict
 
-from remote_runner.pod import fileops, files, follow, launch, layout, lock, preserve, procs, wire
+from remote_runner.pod import fileops, files, follow, launch, layout, lock, preserve, wire
+from remote_runner.pod import hold as holding
 from remote_runner.pod.session import SILENCE_S, Refusal, Session
 
 
 def hold(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
     """Take the lock and make sure that no job runs on this machine; nothing else has changed before."""
-    try:
-        fd = lock.acquire(session.root)
-    except lock.Held:
-        raise Refusal("held", lease=lock.holder(session.root)) from None
-    try:
-        running = procs.jobs(ask["match"])
-    except procs.CannotLook as e:
-        os.close(fd)
-        raise Refusal("cannot-look", detail=str(e)) from None
-    if running and not ask.get("ignore_running"):
-        os.close(fd)
-        raise Refusal("running", processes=running)
-    session.lock_fd = fd
-    lease = {**ask["lease"], "since": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
-    files.replace_json(session.root, layout.LEASE, lease)
-    return {"running": running}
+    taken = holding.take(session.root, ask["lease"], ask["match"], bool(ask.get("ignore_running")))
+    session.lock_fd = taken.pop("fd")
+    return taken
 
 
 def keep(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:

@@ -6,14 +6,17 @@ the run ended. Events are appended: what happened, when, why.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 import time
 from typing import Any, Dict, List
 
 from remote_runner.pod import files, layout
 
 BEAT_S = 5.0
+CONCLUDE_S = 120
 
 
 def utc(unix_s: float) -> str:
@@ -33,26 +36,45 @@ class Status:
         self.fields.update(changes)
         self._write()
 
+    def due(self) -> bool:
+        """Whether a beat is to be written."""
+        return time.monotonic() - self._written_s >= BEAT_S
+
     def beat(self) -> None:
         """Say that we live, at most every few seconds."""
-        if time.monotonic() - self._written_s >= BEAT_S:
+        if self.due():
             self._write()
 
-    def _write(self) -> None:
+    def conclude(self, **changes: Any) -> None:
+        """Write the last status; a full disk is waited for a while, since nothing else tells the end."""
+        self.fields.update(changes)
+        for _ in range(CONCLUDE_S):
+            if self._write():
+                return
+            time.sleep(1.0)
+
+    def _write(self) -> bool:
+        """A disk that refuses costs a beat, not the run."""
         self.fields["beat_unix_s"] = round(time.time(), 3)
-        files.replace_json(self._root, layout.status(self._name), self.fields)
         self._written_s = time.monotonic()
+        try:
+            files.replace_json(self._root, layout.status(self._name), self.fields)
+        except OSError as e:
+            print(f"{utc(time.time())} the status could not be written: {e}", file=sys.stderr, flush=True)
+            return False
+        return True
 
     def event(self, what: str, **fields: Any) -> None:
         row = {"t": round(time.time(), 3), "at": utc(time.time()), "what": what, **fields}
         line = json.dumps(row, ensure_ascii=False, sort_keys=False) + "\n"
         path = os.path.join(self._root, layout.events(self._name))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        try:
-            files.write_all(fd, line.encode())
-        finally:
-            os.close(fd)
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            try:
+                files.write_all(fd, line.encode())
+            finally:
+                os.close(fd)
 
 
 class Progress:

@@ -1,12 +1,14 @@
 """The one process that owns a workload: bounded by a deadline, pausable, and truthful about the end.
 
     set-up (once per hash of what it installs)  ->  command  ->  each `then` command, only after a 0
+                                                    ^      |  crashed, and `restarts` are left, and
+                                                    +------+  it got further than last time
 
-It leads a session of its own and holds the root's lock as an inherited descriptor, so it outlives the
-connection that started it and the lock ends with it. The workload leads its own group: a pause goes to its
-leader alone (a signal to the group kills compilers and data workers), the kill at the end to the whole tree.
+It runs below a keeper (keep.py) that outlives it, and both hold the root's lock as an inherited descriptor.
+The workload leads its own group: a pause goes to its leader alone, the kill at the end to the whole tree.
 
-Not here: when the deadline is (deadline.py), which processes exist (procs.py), its files (status.py).
+Not here: when the deadline is (deadline.py), how a pause is asked (pausing.py), what a program's end means
+(workload.py), memory and disk (health.py), its files (status.py).
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
-from remote_runner.pod import deadline, files, layout, procs
+from remote_runner.pod import deadline, durable, files, health, layout, pausing, procs, tree, workload
 from remote_runner.pod.status import Progress, Status, utc
 
-PAUSED = 75
-_CAUSES = {65: "non-finite", 74: "cannot-save", 78: "refused"}
 _PAUSE_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_RESTARTED = ("failed", "killed", "out-of-memory")
+LOOK_S = 1.0
 
 
 class Supervisor:
@@ -33,59 +35,89 @@ class Supervisor:
     def __init__(self, root: str, job: Dict[str, Any]) -> None:
         self.root, self.job, self.name = root, job, str(job["name"])
         self.progress = Progress(os.path.join(root, layout.metrics_file(job["outputs"])))
-        self.deadline = deadline.arm(float(job["max_s"]))
-        self.pause_cause = ""  # "" | "paused" | "deadline"
-        self.pause_until: Optional[float] = None  # steady seconds; then the tree is killed
+        before = files.read_json(root, layout.status(self.name)) or {}
+        self.succeeds = before.get("attempt") == job["attempt"]  # the supervisor before us was killed
+        self.deadline = deadline.restore(before["deadline"]) if self.succeeds else deadline.arm(float(job["max_s"]))
+        self.restarts = int(before.get("restarts") or 0) if self.succeeds else 0
+        self.pause: Optional[pausing.Pause] = None
         self.killed: Dict[str, Any] = {}  # why we killed, with figures
-        self._grace_s = 0.0
-        self._nagged_s = 0.0
-        self._checked_s = 0.0
+        self.disk = health.Disk(root, job["outputs"])
+        self._looked_s = float("-inf")
+        self._warned = False
+        self._kept = True
+        self._keeper = os.getppid()
         self._signalled: List[int] = []
-        self._wake, wake_in = os.pipe()
-        os.set_blocking(self._wake, False)
+        self._wake = self._take_signals()
+        self.status = Status(root, self.name, **self._first_status(before))
+        self._tell_the_past(before)
+
+    def _take_signals(self) -> int:
+        wake, wake_in = os.pipe()
+        os.set_blocking(wake, False)
         os.set_blocking(wake_in, False)
         signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
         for number in _PAUSE_SIGNALS:
             signal.signal(number, lambda signum, _frame: self._signalled.append(signum))
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only wakes us
-        self.status = Status(root, self.name, **self._first_status())
+        return wake
 
-    def _first_status(self) -> Dict[str, Any]:
+    def _first_status(self, before: Dict[str, Any]) -> Dict[str, Any]:
         while self.progress.read():
             pass
-        before = files.read_json(self.root, layout.status(self.name)) or {}
-        segments = max(self.progress.segment, before.get("segment") or 0) if self.job["resume"] else 0
-        reserve_s = self.deadline.reserve_s(self.progress.longest_save_s)
+        segments = max(self.progress.segment, before.get("segment") or 0) if self.job["resume"] or self.succeeds else 0
         return {
             "attempt": self.job["attempt"],
             "segment": segments + 1,
+            "restarts": self.restarts,
             "state": "starting",
-            "supervisor": {"pid": os.getpid(), "start": procs.start_ticks(os.getpid())},
-            "pid": None,
-            "started_unix_s": time.time(),
-            "deadline": {
-                "unix_s": self.deadline.at_unix_s,
-                "at": utc(self.deadline.at_unix_s),
-                "pause_unix_s": self.deadline.at_unix_s - reserve_s,
-                "max_s": self.deadline.max_s,
+            "supervisor": {
+                "pid": os.getpid(),
+                "start": procs.start_ticks(os.getpid()),
+                "keeper": self._keeper,
             },
+            "boot": procs.boot(),
+            "pid": None,
+            "started_unix_s": before.get("started_unix_s") if self.succeeds else time.time(),
+            "deadline": self._deadline_fields(),
             "exit": None,
         }
+
+    def _deadline_fields(self) -> Dict[str, Any]:
+        at_unix_s = self.deadline.at_unix_s()
+        return {
+            **self.deadline.fields(),
+            "limit": self.job.get("limit", ""),
+            "unix_s": at_unix_s,
+            "at": utc(at_unix_s),
+            "pause_unix_s": at_unix_s - self._reserve_s(),
+        }
+
+    def _reserve_s(self) -> float:
+        return self.deadline.reserve_s(self.progress.longest_save_s)
+
+    def _tell_the_past(self, before: Dict[str, Any]) -> None:
+        if self.succeeds:
+            self.status.event("successor", of=before.get("supervisor"), deadline=utc(self.deadline.at_unix_s()))
+        elif before and not before.get("exit"):
+            self.status.event("no exit record", attempt=before.get("attempt"), boot=before.get("boot"))
 
     # --- the life -----------------------------------------------------------
 
     def run(self) -> None:
         self.status.update()
-        self.status.event("armed", attempt=self.job["attempt"], deadline=utc(self.deadline.at_unix_s))
-        self._remove_pause_file()
+        self.status.event("armed", attempt=self.job["attempt"], deadline=utc(self.deadline.at_unix_s()))
+        pausing.remove_file(self.root, self.job)
         ended = self._setup()
         if ended is None:
             ended = self._commands()
-        self._remove_pause_file()
+        pausing.remove_file(self.root, self.job)
         self.progress.read()
+        self.finish(ended)
+
+    def finish(self, ended: Dict[str, Any]) -> None:
         ended["ended_unix_s"] = time.time()
         self.status.event("ended", **ended)
-        self.status.update(state="ended", exit=ended, progress=self.progress.last, pid=None)
+        self.status.conclude(state="ended", exit=ended, progress=self.progress.last, pid=None)
 
     def _setup(self) -> Optional[Dict[str, Any]]:
         if not self.job.get("setup"):
@@ -98,105 +130,121 @@ class Supervisor:
         return ended
 
     def _commands(self) -> Dict[str, Any]:
-        ended: Dict[str, Any] = {}
-        for argv in [self.job["command"], *self.job["then"]]:
-            ended = self._execute("running", argv)
+        ended = self._train()
+        for words in self.job["then"]:
             if ended["cause"] != "done":
                 break
-            if self.pause_cause:  # it ended well before it saw the pause; the rest waits for a resume
-                if argv is not ([self.job["command"], *self.job["then"]])[-1]:
-                    ended = {**ended, "cause": self.pause_cause, "evidence": "stopped between two commands"}
-                break
+            if self.pause is not None:  # it ended well before it saw the pause; the rest waits for a resume
+                return workload.ended(self.pause.cause, "stopped between two commands")
+            ended = self._execute("then", words)
         return ended
 
-    def _execute(self, state: str, argv: List[str]) -> Dict[str, Any]:
+    def _train(self) -> Dict[str, Any]:
+        """The command itself, resumed after a crash as often as the job allows and as long as it gets further."""
+        words = self.job["resume_command"] if self.succeeds else self.job["command"]
+        while True:
+            began_at = durable.newest(self.root, self.job["outputs"])
+            self.status.fields["began_at"] = began_at
+            ended = self._execute("command", words)
+            if self.pause is not None or ended["cause"] not in _RESTARTED or self.restarts >= self._restarts_allowed:
+                return ended
+            reached = durable.newest_verified(self.root, self.job["outputs"])
+            if reached is None or (began_at is not None and reached <= began_at):
+                self.status.event("not restarted", why=f"no verified snapshot beyond {began_at}", after=ended)
+                return ended
+            self.restarts += 1
+            self.status.event("restart", number=self.restarts, at_step=reached[1], after=ended)
+            self.status.update(restarts=self.restarts, segment=self.status.fields["segment"] + 1)
+            words = self.job["resume_command"]
+
+    @property
+    def _restarts_allowed(self) -> int:
+        return int(self.job.get("restarts") or 0)
+
+    def _execute(self, kind: str, words: List[str]) -> Dict[str, Any]:
         """Run one program to its end; what comes back is the exit record."""
-        if self.pause_cause:
-            return {"cause": self.pause_cause, "code": None, "signal": None, "evidence": "before its start"}
-        argv = [self._python() if argv[0] in ("python", "{python}") else argv[0], *argv[1:]]
-        argv = [a.replace("{python}", self._python()) for a in argv]
-        log_path = os.path.join(self.root, layout.log(self.name))
-        os.makedirs(os.path.dirname(log_path), exist_ok=True)
-        log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        segment = self.status.fields["segment"]
-        files.write_all(log, f"[remote-run] {utc(time.time())} segment {segment}: {' '.join(argv)}\n".encode())
+        if self.pause is not None:
+            return workload.ended(self.pause.cause, "before its start")
+        words = workload.argv(self.root, self.job, words)
+        kills = health.oom_kills()
         try:
-            child = subprocess.Popen(
-                argv,
-                cwd=self.root,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=procs.die_with_parent,
-            )
-        except OSError as e:
-            files.write_all(log, f"[remote-run] can't start {argv[0]}: {e.strerror}\n".encode())
-            return {
-                "cause": "failed",
-                "code": 127,
-                "signal": None,
-                "evidence": f"can't start {argv[0]}: {e.strerror}",
-            }
-        finally:
-            os.close(log)
-        started = procs.start_ticks(child.pid)
-        self.status.update(state=state, pid=child.pid, pid_start=started, command=argv)
-        self.status.event("started", state=state, pid=child.pid, command=argv)
+            child = workload.start(self.root, self.job, words, self.status.fields["segment"])
+        except workload.CannotStart as e:
+            return workload.ended("failed", str(e), 127)
+        state, began_s = "setup" if kind == "setup" else "running", self.deadline.clocks.steady()
+        self.status.update(state=state, pid=child.pid, pid_start=procs.start_ticks(child.pid), command=words)
+        self.status.event("started", state=state, pid=child.pid, command=words)
         while child.poll() is None:
-            self._watch(child.pid, state)
+            self._watch(child, kind, began_s)
             self._sleep()
-        procs.kill_tree(child.pid, os.getpid())
-        return self._verdict(child.returncode)
-
-    def _verdict(self, code: int) -> Dict[str, Any]:
-        by_signal = -code if code < 0 else None
-        ended: Dict[str, Any] = {"code": code if code >= 0 else None, "signal": by_signal, "evidence": ""}
-        if code == 0:
-            ended["cause"] = "done"
-        elif self.killed:
-            ended.update(self.killed)
-        elif code == PAUSED:
-            ended["cause"] = self.pause_cause or "preempted"
-            ended["evidence"] = "the workload saved its state and paused" + ("" if self.pause_cause else " by itself")
-        elif by_signal and self.pause_cause:
-            name = signal.Signals(by_signal).name
-            ended.update(cause=self.pause_cause, evidence=f"ended by {name} when asked to pause; it saved nothing more")
-        elif by_signal:
-            hint = " (out of memory?)" if by_signal == signal.SIGKILL else ""
-            ended.update(cause="killed", evidence=f"ended by {signal.Signals(by_signal).name}{hint}")
-        else:
-            ended.update(cause=_CAUSES.get(code, "failed"), evidence=f"exit code {code}")
-        return ended
+        self._end_tree(child.pid)
+        tree.reap()
+        cause = self.pause.cause if self.pause is not None else ""
+        return workload.verdict(child.returncode, killed=self.killed, pause_cause=cause, oom=health.oom_evidence(kills))
 
     # --- while it runs ------------------------------------------------------
 
-    def _watch(self, leader: int, state: str) -> None:
-        now = deadline.steady()
-        self._take_request(now)
+    def _watch(self, child: "subprocess.Popen[bytes]", kind: str, began_s: float) -> None:
+        now_s = self.deadline.clocks.steady()
+        self._take_request(now_s)
         left_s = self.deadline.left_s()
-        if now - self._checked_s >= 1.0:
-            self._checked_s = now
-            if self.progress.read():
-                self.status.fields["progress"] = self.progress.last
-            self._check_memory(leader)
-            self.status.beat()
-        reserve_s = self.deadline.reserve_s(self.progress.longest_save_s)
-        if left_s <= reserve_s and not self.pause_cause:
-            self._begin_pause("deadline", now, max(0.0, left_s))
-        if self.pause_cause and now - self._nagged_s >= 1.0:
-            self._nag(leader, now, state)
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._look(child.pid, now_s)
+        if self.pause is None and left_s <= self._reserve_s():
+            self._begin_pause("deadline", now_s, None)
+        if self.pause is not None:
+            self.pause.nag(kind, child.pid, now_s, now_s - began_s)
         if left_s <= 0:
-            self._kill(
-                leader,
-                "deadline",
-                f"still running at the deadline, {self.deadline.max_s:.0f} s after the start",
-            )
-        elif self.pause_until is not None and now >= self.pause_until:
-            self._kill(leader, self.pause_cause, f"no pause within {self._grace_s:.0f} s")
+            self._kill(child.pid, "deadline", f"still running at the deadline, {self.deadline.max_s:.0f} s of its time")
+        elif self.pause is not None and self.pause.until_s is not None and now_s >= self.pause.until_s:
+            self._kill(child.pid, self.pause.cause, f"no pause within {self.pause.grace_s:.0f} s")
 
-    def _take_request(self, now: float) -> None:
+    def _look(self, leader: int, now_s: float) -> None:
+        """Once a second: progress, memory, disk, the clock, the keeper."""
+        if self.progress.read():
+            self.status.fields["progress"] = self.progress.last
+        tree.reap(but=leader)
+        limit_mb = self.job.get("memory_limit_mb")
+        if limit_mb or self.status.due():
+            used_mb = health.tree_mb(leader)
+            self.status.fields["memory_mb"] = round(used_mb, 1)
+            if limit_mb and used_mb > limit_mb:
+                self._kill(leader, "memory", f"the tree held {used_mb:.0f} MB, the limit is {limit_mb} MB")
+        self._look_at_disk(now_s)
+        self._look_at_clock()
+        if self._kept and os.getppid() != self._keeper:
+            self._kept = False
+            self.status.event("keeper gone", pid=self._keeper)
+        self.status.beat()
+
+    def _look_at_disk(self, now_s: float) -> None:
+        room = self.disk.room(now_s)
+        if room is None:
+            return
+        self.status.fields["disk_free_mb"] = round(room.free_bytes / 1e6)
+        if room.verdict and not self._warned:
+            self.status.event("disk", free_bytes=room.free_bytes, largest_bytes=room.largest_bytes)
+            self.status.fields["warning"] = f"the disk is about to fill: {room}"
+        self._warned = bool(room.verdict)
+        if not room.verdict:
+            self.status.fields.pop("warning", None)
+        if room.verdict == "pause" and self.pause is None:
+            self._begin_pause("disk", now_s, None)
+            self.status.event("pausing for the disk", room=str(room))
+
+    def _look_at_clock(self) -> None:
+        """Show the deadline by the wall clock as it goes now, and tell when somebody set that."""
+        shown, now = self.status.fields["deadline"], self._deadline_fields()
+        step_s = now["unix_s"] - shown["unix_s"]
+        if abs(step_s) > deadline.STEP_S:
+            self.status.event("clock stepped", by_s=round(step_s, 1), deadline=now["at"])
+            shown.update(now)
+        elif abs((now["unix_s"] - now["pause_unix_s"]) - (shown["unix_s"] - shown["pause_unix_s"])) > 0.1:
+            shown.update(pause_unix_s=shown["unix_s"] - self._reserve_s())  # a longer save was seen
+        shown["elapsed_s"] = now["elapsed_s"]
+
+    def _take_request(self, now_s: float) -> None:
         if not self._signalled:
             return
         self._signalled.clear()
@@ -204,91 +252,41 @@ class Supervisor:
         mine = request.get("attempt") == self.job["attempt"]
         grace_s = request.get("grace_s") if mine else None
         self.status.event("pause asked", by=request.get("by") if mine else "signal", grace_s=grace_s)
-        if not self.pause_cause:
-            self._begin_pause("paused", now, None if grace_s is None else float(grace_s))
-        elif grace_s is not None:  # a stop after a pause: bounded from now on
-            self._grace_s, self.pause_until = float(grace_s), now + float(grace_s)
+        if self.pause is None:
+            self._begin_pause("paused", now_s, None if grace_s is None else float(grace_s))
+        elif grace_s is not None and self.pause.until_s is None:
+            self.pause.bound(now_s, float(grace_s))
 
-    def _begin_pause(self, cause: str, now: float, grace_s: Optional[float]) -> None:
-        self.pause_cause = cause
-        self._grace_s = grace_s or 0.0
-        self.pause_until = None if grace_s is None or cause == "deadline" else now + grace_s
-        self._nagged_s = 0.0
-        self._paused_from = now
-        if self.job["pause"] == "contract":
-            self._write_pause_file("")
+    def _begin_pause(self, cause: str, now_s: float, grace_s: Optional[float]) -> None:
+        self.pause = pausing.Pause(self.root, self.job, cause, now_s, grace_s)
         self.status.update(state="pausing", pause={"cause": cause, "unix_s": time.time()})
         self.status.event("pausing", cause=cause)
-
-    def _nag(self, leader: int, now: float, state: str) -> None:
-        """Repeat the pause each second: a wrapper may have swallowed the first."""
-        self._nagged_s = now
-        name = {"contract": "SIGUSR1", "none": ""}.get(self.job["pause"], self.job["pause"])
-        if state == "setup":
-            name = "SIGTERM"  # nothing to save yet
-        if name:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(leader, getattr(signal, name))
-        if self.job["pause"] == "contract" and self._grace_s and now - self._paused_from > self._grace_s / 2:
-            self._write_pause_file("now")
 
     def _kill(self, leader: int, cause: str, evidence: str) -> None:
         if not self.killed:
             self.killed = {"cause": cause, "evidence": "killed by us: " + evidence}
             self.status.event("kill", cause=cause, evidence=evidence)
-        procs.kill_tree(leader, os.getpid())
+        self._end_tree(leader)
 
-    def _check_memory(self, leader: int) -> None:
-        limit_mb = self.job.get("memory_limit_mb")
-        if limit_mb:
-            used_mb = procs.resident_bytes([leader, *procs.children(leader)]) / 1e6
-            if used_mb > limit_mb:
-                self._kill(leader, "memory", f"the tree held {used_mb:.0f} MB, the limit is {limit_mb} MB")
+    def _end_tree(self, leader: int) -> None:
+        if left := tree.kill(leader, os.getpid()):
+            self.status.event("not ended", pids=sorted(left), why="SIGKILL did not end them within 2 s")
 
     def _sleep(self) -> None:
         """Until a signal, a child's end, or the next thing due; at most a second."""
         left_s = self.deadline.left_s()
-        due = [1.0, left_s - self.deadline.reserve_s(self.progress.longest_save_s), left_s]
-        if self.pause_until is not None:
-            due.append(self.pause_until - deadline.steady())
-        select.select([self._wake], [], [], max(0.02, min(d for d in due if d > 0)) if left_s > 0 else 0.02)
+        due = [LOOK_S, left_s - self._reserve_s(), left_s]
+        if self.pause is not None and self.pause.until_s is not None:
+            due.append(self.pause.until_s - self.deadline.clocks.steady())
+        select.select([self._wake], [], [], max(0.02, min([d for d in due if d > 0] or [0.02])))
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake, 512):
                 pass
 
-    # --- small things -------------------------------------------------------
-
-    def _python(self) -> str:
-        venv = os.path.join(self.root, layout.VENV, "bin", "python")
-        return self.job.get("python") or (venv if os.path.exists(venv) else self.job["base_python"])
-
-    def _environment(self) -> Dict[str, str]:
-        env = {**os.environ, **self.job["env"]}
-        env["PYTHONPATH"] = os.pathsep.join([self.job["zipapp"], *filter(None, [self.job["env"].get("PYTHONPATH")])])
-        env["PYTHONUNBUFFERED"] = "1"
-        env["REMOTE_RUN_ID"] = self.job["attempt"]
-        env["REMOTE_RUN_SEGMENT"] = str(self.status.fields["segment"])
-        env["REMOTE_RUN_PYTHON"] = self.job["base_python"]
-        env["REMOTE_RUN_VENV"] = os.path.join(self.root, layout.VENV)
-        return env
-
-    def _write_pause_file(self, word: str) -> None:
-        with contextlib.suppress(OSError):
-            files.replace(
-                self.root,
-                layout.pause_file(self.job["outputs"]),
-                lambda fd: files.write_all(fd, word.encode()),
-                durable=False,
-            )
-
-    def _remove_pause_file(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(self.root, layout.pause_file(self.job["outputs"])))
-
 
 def main(root: str) -> int:
     """Supervise the job that lies in the root; the lock's descriptor is inherited and stays open."""
-    procs.become_subreaper()
+    tree.become_subreaper()
     job = files.read_json(root, layout.JOB)
     if not isinstance(job, dict):
         raise SystemExit(f"{root}/{layout.JOB}: no job there")

@@ -1,0 +1,60 @@
+"""Take a root for one job: the lock, the lease that says whose it is, and a look at what runs here already.
+
+Nothing outside `.remote-run/` changes. Refused, the lock is free again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Dict, Optional
+
+from remote_runner.pod import fate, files, layout, lock, procs, trainers
+from remote_runner.pod.session import Refusal
+
+
+def take(root: str, lease: Dict[str, Any], match: Any, ignore_running: bool) -> Dict[str, Any]:
+    """Hold the root and make sure that no job runs on this machine.
+
+    Args:
+        lease: who takes it, since when, for what; kept beside the lock.
+        match: patterns of trainers (trainers.py).
+        ignore_running: go on although trainers run; they are reported.
+
+    Returns:
+        `fd`: the lock. `running`: trainers that were passed over. `gpu`: who uses the GPU. `died`: the last job
+        here, when it has left no exit record.
+
+    Raises:
+        Refusal: held, running, or nobody can tell.
+    """
+    try:
+        fd = lock.acquire(root)
+    except lock.Held:
+        raise Refusal("held", lease=lock.holder(root)) from None
+    try:
+        since = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+        lock.write_lease(root, {**lease, "since": since}, os.getpid())
+        try:
+            running = trainers.jobs(match)
+        except procs.CannotLook as e:
+            if not ignore_running:
+                raise Refusal("cannot-look", detail=str(e)) from None
+            running = []
+        if running and not ignore_running:
+            raise Refusal("running", processes=running)
+        return {"fd": fd, "running": running, "gpu": trainers.gpu_use(), "died": _died(root)}
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _died(root: str) -> Optional[Dict[str, Any]]:
+    job = files.read_json(root, layout.JOB)
+    if not isinstance(job, dict) or "name" not in job:
+        return None
+    status = files.read_json(root, layout.status(str(job["name"])))
+    told = fate.of(status)
+    if not isinstance(status, dict) or told["fate"] not in ("gone", "restarted"):
+        return None
+    return {"name": job["name"], "attempt": status.get("attempt"), **told}

@@ -1,0 +1,120 @@
+"""Start one program of a run, and say how it ended.
+
+Both of its streams go to the run's log; it leads a session and a group of its own, holds nothing of ours and
+dies with the supervisor (Linux).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from typing import Any, Dict, List
+
+from remote_runner.pod import files, layout, tree
+from remote_runner.pod.status import utc
+
+PAUSED = 75
+CAUSES = {65: "non-finite", 74: "cannot-save", 78: "refused"}
+
+
+class CannotStart(Exception):
+    """The program is not there, or is none."""
+
+
+def python(root: str, job: Dict[str, Any]) -> str:
+    """The workload's interpreter: the one named, else the set-up's, else the one we run in."""
+    venv = os.path.join(root, layout.VENV, "bin", "python")
+    return str(job.get("python") or (venv if os.path.exists(venv) else job["base_python"]))
+
+
+def environment(root: str, job: Dict[str, Any], segment: int) -> Dict[str, str]:
+    """What the contract gives a workload (CONTRACT.md)."""
+    env = {**os.environ, **job["env"]}
+    env["PYTHONPATH"] = os.pathsep.join([job["zipapp"], *filter(None, [job["env"].get("PYTHONPATH")])])
+    env["PYTHONUNBUFFERED"] = "1"
+    env["REMOTE_RUN_ID"] = job["attempt"]
+    env["REMOTE_RUN_SEGMENT"] = str(segment)
+    env["REMOTE_RUN_PYTHON"] = job["base_python"]
+    env["REMOTE_RUN_VENV"] = os.path.join(root, layout.VENV)
+    return env
+
+
+def argv(root: str, job: Dict[str, Any], words: List[str]) -> List[str]:
+    """A command with its interpreter filled in; a leading `python` means it."""
+    used = python(root, job)
+    words = [used if words[0] == "python" else words[0], *words[1:]]
+    return [word.replace("{python}", used) for word in words]
+
+
+def start(root: str, job: Dict[str, Any], words: List[str], segment: int) -> "subprocess.Popen[bytes]":
+    """Start a program in the run's root.
+
+    Raises:
+        CannotStart: with the reason, which stands in the run's log too.
+    """
+    path = os.path.join(root, layout.log(job["name"]))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        _say(log, f"segment {segment}: {' '.join(words)}")
+        return subprocess.Popen(
+            words,
+            cwd=root,
+            env=environment(root, job, segment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=tree.die_with_parent,
+        )
+    except OSError as e:
+        why = f"can't start {words[0]}: {e.strerror}"
+        _say(log, why)
+        raise CannotStart(why) from None
+    finally:
+        os.close(log)
+
+
+def _say(log: int, text: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk under the log is no reason to end
+        files.write_all(log, f"[remote-run] {utc(time.time())} {text}\n".encode("utf-8", "replace"))
+
+
+def ended(cause: str, evidence: str, code: Any = None, by_signal: Any = None) -> Dict[str, Any]:
+    """An exit record: what the run's end was, and why we say so."""
+    return {"cause": cause, "code": code, "signal": by_signal, "evidence": evidence}
+
+
+def verdict(code: int, *, killed: Dict[str, Any], pause_cause: str, oom: str) -> Dict[str, Any]:
+    """Tell the ends of a program apart.
+
+    Args:
+        code: as Popen gives it, minus the signal's number where one ended it.
+        killed: `cause` and `evidence` when we killed it, else empty.
+        pause_cause: why a pause was asked, else empty.
+        oom: evidence that the kernel killed for memory meanwhile, else empty.
+    """
+    number = -code if code < 0 else None
+    plain = None if number else code
+    if code == 0:
+        return ended("done", "", 0)
+    if code == PAUSED:
+        by_itself = "" if pause_cause else " by itself"
+        return ended(pause_cause or "preempted", "the workload saved its state and paused" + by_itself, code)
+    if killed:
+        return ended(killed["cause"], killed["evidence"], plain, number)
+    if oom and (number == signal.SIGKILL or code == 128 + signal.SIGKILL):
+        return ended("out-of-memory", oom, plain, number)
+    if number:
+        name = signal.Signals(number).name
+        if pause_cause:
+            return ended(pause_cause, f"ended by {name} when asked to pause; it saved nothing more", None, number)
+        hint = " (out of memory?)" if number == signal.SIGKILL else ""
+        return ended("killed", f"ended by signal {number}, {name}{hint}", None, number)
+    evidence = f"exit code {code}"
+    if 128 < code < 128 + 32:
+        evidence += f" (a shell says so of a child that died by signal {code - 128})"
+    return ended(CAUSES.get(code, "failed"), evidence + (f"; {oom}" if oom else ""), code)
