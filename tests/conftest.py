@@ -47,6 +47,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     return Project.create(tmp_path / "project")
 
 
+@pytest.fixture
+def sudoku(project: Project) -> Project:
+    """A project with the MLX trainer in it."""
+    project.add_sudoku()
+    return project
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_stray_agent() -> None:
     os.environ.pop("SSH_AUTH_SOCK", None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -70,6 +71,31 @@ while step < config["steps"]:
 print("trained", flush=True)
 '''
 
+SUDOKU_SETTINGS = """
+[runs."sudoku-*"]
+command = ["python", "-m", "ncm_mlx", "train", "{config}"]
+check = ["python", "-m", "ncm_mlx", "check", "{config}"]
+env = { PYTHONPATH = "workloads" }
+"""
+TINY = {
+    "seed": 3,
+    "data": {"boards": 96, "validation": 8, "test_per_difficulty": 4},
+    "codec": {"steps": 6, "batch": 4, "width": 8, "code_width": 4, "codes": 10},
+    "generator": {"steps": 40, "batch": 4, "width": 8, "hidden": 8, "blocks": 1},
+    "train": {"log_every": 4, "evaluate_every": 20, "compile": False},
+}
+
+
+def tiny(name: str, **changed: dict[str, object] | int) -> str:
+    """The text of a tiny config; sections given are merged into it."""
+    base = json.loads((REPO / "configs/sudoku-smoke.json").read_text())
+    base["out_dir"] = f"artifacts/{name}"
+    for more in (TINY, changed):
+        for key, value in more.items():
+            base[key] = {**base[key], **value} if isinstance(value, dict) else value
+    return json.dumps(base, indent=2)
+
+
 SETTINGS = """
 [runs."*"]
 command = ["python", "train.py", "{config}"]
@@ -91,6 +117,11 @@ class Project:
         (root / ".gitignore").write_text("artifacts/\nruns/\nbackups/\n.remote-run/\n")
         subprocess.run(["git", "init", "-q", root], check=True)
         return cls(root)
+
+    def add_sudoku(self) -> None:
+        """Bring in the MLX trainer's code and settings."""
+        shutil.copytree(REPO / "workloads", self.root / "workloads", ignore=shutil.ignore_patterns("__pycache__"))
+        (self.root / "remote-run.toml").write_text(SUDOKU_SETTINGS)
 
     def config(self, name: str = "toy", **values: object) -> str:
         content = {"seed": 1, "steps": 20, **values}

@@ -46,9 +46,10 @@ def delayed(port: int, round_trip_s: float) -> Iterator[int]:
     async def serve() -> None:
         async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", port)
-            await asyncio.gather(
-                _pass_on(reader, up_writer, round_trip_s / 2), _pass_on(up_reader, writer, round_trip_s / 2)
-            )
+            with contextlib.suppress(asyncio.CancelledError):  # the proxy ends before its connections do
+                await asyncio.gather(
+                    _pass_on(reader, up_writer, round_trip_s / 2), _pass_on(up_reader, writer, round_trip_s / 2)
+                )
 
         server = await asyncio.start_server(join, "127.0.0.1", 0)
         here.append(server.sockets[0].getsockname()[1])

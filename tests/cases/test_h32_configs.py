@@ -2,46 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
 from pods import TestPod, free_port
-from projects import REPO, Project
+from projects import Project, tiny
 
 from remote_runner.checkpoint import header
-
-TINY = {
-    "seed": 3,
-    "data": {"boards": 96, "validation": 8, "test_per_difficulty": 4},
-    "codec": {"steps": 6, "batch": 4, "width": 8, "code_width": 4, "codes": 10},
-    "generator": {"steps": 40, "batch": 4, "width": 8, "hidden": 8, "blocks": 1},
-    "train": {"log_every": 4, "evaluate_every": 20, "compile": False},
-}
-
-
-@pytest.fixture
-def sudoku(project: Project) -> Project:
-    """The project of the MLX trainer: its code and settings, and a tiny config."""
-    shutil.copytree(REPO / "workloads", project.root / "workloads", ignore=shutil.ignore_patterns("__pycache__"))
-    (project.root / "remote-run.toml").write_text(
-        '[runs."sudoku-*"]\n'
-        'command = ["python", "-m", "ncm_mlx", "train", "{config}"]\n'
-        'check = ["python", "-m", "ncm_mlx", "check", "{config}"]\n'
-        'env = { PYTHONPATH = "workloads" }\n'
-    )
-    return project
-
-
-def tiny(name: str, **changed: dict[str, object] | int) -> str:
-    """The text of a tiny config; sections given are merged into it."""
-    base = json.loads((REPO / "configs/sudoku-smoke.json").read_text())
-    base["out_dir"] = f"artifacts/{name}"
-    for more in (TINY, changed):
-        for key, value in more.items():
-            base[key] = {**base[key], **value} if isinstance(value, dict) else value
-    return json.dumps(base, indent=2)
 
 
 def write(project: Project, name: str, text: str | bytes) -> str:
