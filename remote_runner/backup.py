@@ -3,51 +3,78 @@
 A pod can vanish at any second, so what exists only there counts as lost.
 
     pod    artifacts/<name>/*, logs                  replaced whole or appended, never edited
-      ->   store  blobs/<sha256>                     same bytes are stored once
+      ->   store  blobs/<sha256>                     same bytes are stored once, each new one is read back
       ->   store  backups/<time>-<stage>-<step>/manifest.json   goes last and makes it count
 
-Not here: how bytes travel (transfer.py), where they land (stores/).
+Snapshots go first and logs last: a log that is ahead of its snapshot is cut by the reader, one that is behind
+would have a hole. A file that is replaced meanwhile is the old or the new one, whole: it is read from one open
+descriptor, and what the manifest says of a snapshot is read from the bytes that were stored.
+
+Not here: what a manifest must look like (vault.py), what is removed (retention.py), how bytes travel (transfer.py),
+when one is due (regular.py).
 """
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import json
-import tempfile
+import shutil
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from remote_runner import transfer
-from remote_runner.agent import Agent, Denied, field
-from remote_runner.errors import BackupFailed, RunnerError, Unverified
-from remote_runner.link import Link
-from remote_runner.pod import files, layout
+from remote_runner import retention, transfer, vault
+from remote_runner.agent import Agent
+from remote_runner.agent import field as answer_field
+from remote_runner.checkpoint import header
+from remote_runner.errors import Unverified
+from remote_runner.pod import layout
 from remote_runner.pod.status import utc
-from remote_runner.ssh import LinkLost
-from remote_runner.stores import Store
+from remote_runner.vault import Place
 
-SCHEMA = "remote-run-backup/1"
+HASH_AT_ONCE = 64
+SPARE_BYTES = 16 << 20
+SNAPSHOTS = ("-training.safetensors", "-training.previous.safetensors")
+_SAID_OF_A_SNAPSHOT = ("stage", "stage_index", "step", "target_steps", "root", "root_all", "fingerprint", "lineage")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where the backups of one run lie."""
+class Source(Protocol):
+    """Where a run's files are read: over a connection to its pod, or on the pod itself."""
 
-    store: Store
-    project: str
+    def listing(self) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """Files by path, with size and mode; folders."""
+
+    def digests(self, paths: list[str]) -> dict[str, str]:
+        """What the files hold now; those that are gone are left out."""
+
+    def bring(self, paths: list[str], into: Path, limits: dict[str, int]) -> Iterator[transfer.Fetched]:
+        """Copy files here, each one version and whole; those that are gone are left out."""
+
+
+@dataclass(frozen=True)
+class OnPod:
+    """A run's files seen over a connection."""
+
+    agent: Agent
+    outputs: list[str]
     name: str
-    keep: int
 
-    def blob(self, sha256: str) -> str:
-        return f"{self.project}/{self.name}/blobs/{sha256}"
+    def listing(self) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        found, folders, _others = transfer.listing(self.agent, self.outputs, [self.name])
+        return found, folders
 
-    @property
-    def backups(self) -> str:
-        return f"{self.project}/{self.name}/backups/"
+    def digests(self, paths: list[str]) -> dict[str, str]:
+        found = {}
+        for at in range(0, len(paths), HASH_AT_ONCE):
+            part = paths[at : at + HASH_AT_ONCE]
+            there = answer_field(self.agent.ask("hash", paths=part), "sha256", dict)
+            found.update({p: there[p] for p in part if isinstance(there.get(p), str)})
+        return found
+
+    def bring(self, paths: list[str], into: Path, limits: dict[str, int]) -> Iterator[transfer.Fetched]:
+        return transfer.fetch(self.agent, paths, into, limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,233 +82,169 @@ class Backup:
     """One backup that counts."""
 
     id: str
-    unix_s: float
+    unix_s: float  # when its reading began
     stage: str
     step: int
     files: int
     new_bytes: int
-    known: dict[str, tuple[tuple[int, ...], str]]  # path -> stamp, sha256: what need not travel again
+    took_s: float
+    heads: dict[str, dict[str, Any]] = field(repr=False)  # what each snapshot blob says of itself, by digest
 
 
-def make(agent: Agent, place: Place, outputs: list[str], attempt: str, last: Backup | None) -> Backup:
+def make(source: Source, place: Place, spool: Path, attempt: str, last: Backup | None) -> Backup:
     """Bring a run's files into the store; what the store has is not sent again.
 
+    Args:
+        spool: a folder of ours on a disk with room for the largest file.
+        last: the backup before, when this process made it: saves reading what it knows.
+
     Raises:
-        OSError: the store refused.
-        Unverified: bytes arrived damaged.
+        OSError: the store refused, or the disk here.
+        Unverified: bytes arrived damaged, or the store does not give back what it got.
         LinkLost: the link broke; nothing counts that is not whole.
     """
-    began = time.time()
-    found, folders, _ = transfer.listing(agent, outputs, [place.name])
-    known = last.known if last else {}
-    unchanged = {p: known[p] for p, e in found.items() if p in known and known[p][0] == transfer.stamp(e)}
-    entries = {p: _entry(p, found[p]["size"], found[p]["mode"], sha) for p, (_, sha) in unchanged.items()}
-    fetched, new_bytes = _fetch(agent, place, {p: e for p, e in found.items() if p not in unchanged})
-    entries.update((f.path, _entry(f.path, f.size, f.mode, f.sha256)) for f in fetched)
-    newest = _newest(agent, outputs)
-    at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
-    backup_id = f"{at}-{newest['stage']}-{newest['step']}" if newest else f"{at}-none-0"
-    manifest = {
-        "format": SCHEMA,
-        "id": backup_id,
-        "made_at": utc(began),
-        "unix_s": began,
-        "attempt": attempt,
-        "newest": newest,
-        "files": [entries[path] for path in sorted(entries)],
-        "folders": sorted(folders),
-    }
-    text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False).encode()
-    place.store.put(f"{place.backups}{backup_id}/manifest.json", text)
-    prune(place)
-    now_known = {**unchanged, **{f.path: (f.stamp, f.sha256) for f in fetched if f.stamp}}
+    began, began_s = time.time(), time.monotonic()
+    with retention.writing(place) as mark:
+        sizes = vault.blob_sizes(place)
+        heads = dict(last.heads) if last else _known_heads(place)
+        found, folders = source.listing()
+        job = _Job(source, place, spool, mark, sizes, heads)
+        entries = job.store(found)
+        told = [{"path": e["path"], **job.heads[e["sha256"]]} for e in entries if e["sha256"] in job.heads]
+        newest = layout.newest(told)
+        at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
+        backup_id = f"{at}-{newest['stage']}-{newest['step']}" if newest else f"{at}-none-0"
+        manifest = {
+            "format": vault.SCHEMA,
+            "id": backup_id,
+            "made_at": utc(began),
+            "unix_s": began,
+            "took_s": round(time.monotonic() - began_s, 3),
+            "attempt": attempt,
+            "lineage": newest["lineage"] if newest else None,
+            "newest": newest,
+            "snapshots": told,
+            "files": entries,
+            "folders": sorted(folders),
+            "new_bytes": job.new_bytes,
+            "verified": True,  # every blob was read back when it was stored; sizes of all are checked below
+        }
+        mark.hold()  # else we slept, and what we saw in the store may be gone
+        if gone := vault.missing(place, manifest):
+            raise OSError(f"{gone[0]}: gone from the store while the backup was made")
+        text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False).encode()
+        place.store.put(place.manifest(backup_id), text)
+    if last is None or len(vault.manifests(place)) > place.keep:
+        retention.prune(place)
     return Backup(
         id=backup_id,
         unix_s=began,
         stage=newest["stage"] if newest else "none",
         step=newest["step"] if newest else 0,
         files=len(entries),
-        new_bytes=new_bytes,
-        known=now_known,
+        new_bytes=job.new_bytes,
+        took_s=time.monotonic() - began_s,
+        heads=job.heads,
     )
+
+
+def _known_heads(place: Place) -> dict[str, dict[str, Any]]:
+    """What earlier backups found in their snapshots, so that a blob which is there need not come again."""
+    found = {}
+    for manifest in vault.manifests(place):
+        by_path = {head["path"]: head for head in vault.snapshots(manifest)}
+        for entry in manifest["files"]:
+            if entry["path"] in by_path:
+                found[entry["sha256"]] = {k: v for k, v in by_path[entry["path"]].items() if k != "path"}
+    return found
+
+
+@dataclass
+class _Job:
+    """One backup under way."""
+
+    source: Source
+    place: Place
+    spool: Path
+    mark: retention.Mark
+    sizes: dict[str, int]  # blobs in the store
+    heads: dict[str, dict[str, Any]]
+    new_bytes: int = 0
+
+    def store(self, found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        """Make sure that the store has every file's bytes.
+
+        Returns:
+            The manifest's entries, sorted by path.
+        """
+        appended = [p for p in found if p.endswith(layout.APPENDED)]
+        whole = sorted((p for p in found if not p.endswith(layout.APPENDED)), key=lambda p: not p.endswith(SNAPSHOTS))
+        there = self.source.digests(whole)
+        entries = []
+        for path in whole:
+            sha256 = there.get(path, "")
+            if sha256 in self.sizes and (sha256 in self.heads or not path.endswith(SNAPSHOTS)):
+                entries.append(_entry(path, self.sizes[sha256], found[path]["mode"], sha256))
+        settled = {e["path"] for e in entries}
+        for paths in ([p for p in whole if p in there and p not in settled], appended):
+            entries += self._bring(paths, {p: found[p]["size"] for p in paths})
+        return sorted(entries, key=lambda e: str(e["path"]))
+
+    def _bring(self, paths: list[str], limits: dict[str, int]) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = []
+        if not paths:
+            return entries
+        self.spool.mkdir(parents=True, exist_ok=True)
+        _room(self.spool, max(limits.values()))
+        try:
+            for one in self.source.bring(paths, self.spool, limits):
+                self._keep(one)
+                one.temp.unlink(missing_ok=True)
+                entries.append(_entry(one.path, one.size, one.mode, one.sha256))
+                self.mark.beat()
+        finally:
+            shutil.rmtree(self.spool, ignore_errors=True)
+        return entries
+
+    def _keep(self, one: transfer.Fetched) -> None:
+        if one.path.endswith(SNAPSHOTS) and one.sha256 not in self.heads:
+            head = _head(one.temp)
+            if head is not None:
+                self.heads[one.sha256] = head
+        if self.sizes.get(one.sha256) == one.size:
+            return
+        key = self.place.blob(one.sha256)
+        self.place.store.put_file(key, one.temp)
+        self.mark.beat()
+        if (is_now := self.place.store.digest(key)) != one.sha256:
+            self.place.store.delete(key)
+            raise Unverified(
+                f"{key}: the store gives back other bytes than it got ({is_now})",
+                fix="do not rely on this store; take another: --backup-to URL",
+            )
+        self.sizes[one.sha256] = one.size
+        self.new_bytes += one.size
+
+
+def _head(path: Path) -> dict[str, Any] | None:
+    """What a snapshot says of itself, proven; None of one that does not verify: it is kept, and not counted on."""
+    try:
+        found = header.verify_digests(path)
+    except (header.SnapshotCorrupt, OSError):
+        return None
+    best = found["state"].get("best")
+    return {**{k: found[k] for k in _SAID_OF_A_SNAPSHOT}, "best": best}
 
 
 def _entry(path: str, size: int, mode: int, sha256: str) -> dict[str, Any]:
     return {"path": path, "size": size, "mode": mode, "sha256": sha256}
 
 
-def _fetch(agent: Agent, place: Place, wanted: dict[str, dict[str, Any]]) -> tuple[list[transfer.Fetched], int]:
-    fetched, new_bytes = [], 0
-    with tempfile.TemporaryDirectory(prefix="remote-run-backup-") as folder:
-        limits = {path: entry["size"] for path, entry in wanted.items()}
-        for one in transfer.fetch(agent, list(wanted), Path(folder), limits):
-            if place.store.has(place.blob(one.sha256)) != one.size:
-                place.store.put_file(place.blob(one.sha256), one.temp)
-                new_bytes += one.size
-            one.temp.unlink(missing_ok=True)
-            fetched.append(one)
-    return fetched, new_bytes
-
-
-def _newest(agent: Agent, outputs: list[str]) -> dict[str, Any] | None:
-    heads = [s.get("header") for s in field(agent.ask("snapshots", outputs=outputs), "snapshots", list)]
-    best = layout.newest([h for h in heads if isinstance(h, dict)])
-    if best is None:
-        return None
-    stage, step = str(best["stage"]), int(best["step"])
-    files.parts(stage)  # it becomes part of a key
-    return {
-        "stage": stage,
-        "step": step,
-        **{k: best.get(k) for k in ("stage_index", "root", "root_all", "fingerprint", "lineage")},
-    }
-
-
-# --- reading a store ---------------------------------------------------------
-
-
-def manifests(place: Place) -> list[dict[str, Any]]:
-    """All backups of a run, the highest (stage_index, step) last."""
-    found = []
-    for key in place.store.keys(place.backups):
-        if key.endswith("/manifest.json"):
-            manifest = json.loads(place.store.get(key))
-            if manifest.get("format") == SCHEMA:
-                found.append(manifest)
-    return sorted(found, key=_order)
-
-
-def _order(manifest: dict[str, Any]) -> tuple[int, int, float]:
-    newest = manifest.get("newest") or {}
-    return newest.get("stage_index") or 0, newest.get("step") or 0, manifest["unix_s"]
-
-
-def restore(place: Place, manifest: dict[str, Any], to: Path) -> int:
-    """Bring a backup's files back, each proven by its digest before it gets its name.
-
-    Returns:
-        Bytes restored.
-
-    Raises:
-        Unverified: a blob is missing or damaged; the key is named. Files before it are in place.
-    """
-    total = 0
-    incoming = to / layout.OWN / "incoming"
-    incoming.mkdir(parents=True, exist_ok=True)
-    for entry in manifest["files"]:
-        key = place.blob(entry["sha256"])
-        temp = incoming / "restore.part"
-        try:
-            place.store.fetch(key, temp)
-        except FileNotFoundError:
-            raise Unverified(f"{key}: gone from the store", fix="take an older backup: --backup ID") from None
-        with temp.open("rb") as f:
-            sha256 = hashlib.file_digest(f, "sha256").hexdigest()
-        if sha256 != entry["sha256"]:
-            raise Unverified(f"{key}: its bytes are {sha256}", fix="take an older backup: --backup ID")
-        one = transfer.Fetched(
-            path=entry["path"],
-            temp=temp,
-            size=entry["size"],
-            sha256=sha256,
-            mode=entry["mode"],
-            mtime_ns=int(manifest["unix_s"] * 1e9),
+def _room(spool: Path, need_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(spool).free
+    if need_bytes + SPARE_BYTES > free_bytes:
+        raise OSError(
+            errno.ENOSPC,
+            f"the disk here is full: a backup needs {(need_bytes + SPARE_BYTES) / 1e6:.1f} MB in {spool}, "
+            f"{free_bytes / 1e6:.1f} MB are free",
         )
-        transfer.place(to, one)
-        total += entry["size"]
-    for folder in manifest["folders"]:
-        to.joinpath(*files.parts(folder)).mkdir(parents=True, exist_ok=True)
-    return total
-
-
-def prune(place: Place) -> list[str]:
-    """Keep the newest backups; blobs that no manifest names go with the manifests that named them.
-
-    Returns:
-        The ids that went.
-    """
-    found = manifests(place)
-    doomed = found[: -place.keep]
-    if not doomed:
-        return []
-    kept = {e["sha256"] for m in found[-place.keep :] for e in m["files"]}
-    for manifest in doomed:
-        place.store.delete(f"{place.backups}{manifest['id']}/manifest.json")
-    for sha256 in {e["sha256"] for m in doomed for e in m["files"]} - kept:
-        place.store.delete(place.blob(sha256))
-    return [m["id"] for m in doomed]
-
-
-# --- at the interval -----------------------------------------------------------
-
-
-class Regular:
-    """Backups beside the following, one at a time; a due one is skipped while another is under way."""
-
-    def __init__(
-        self, place: Place, outputs: list[str], attempt: str, every_s: float, tell: Callable[[str], None]
-    ) -> None:
-        self.place, self.every_s = place, every_s
-        self._outputs, self._attempt, self._tell = outputs, attempt, tell
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="backup")
-        self._under_way: Future[Backup] | None = None
-        self._due_s = time.monotonic() + every_s
-        self.last: Backup | None = None
-        self.made = 0
-
-    def tick(self, link: Link) -> None:
-        """Start one when it is due; take in the result of one that is done."""
-        if self._under_way is not None and self._under_way.done():
-            self._take(self._under_way)
-            self._under_way = None
-        if time.monotonic() < self._due_s:
-            return
-        self._due_s = time.monotonic() + self.every_s
-        if self._under_way is not None:
-            self._tell("backup skipped: the one before is still under way")
-            return
-        agent = link.second()
-        self._under_way = self._pool.submit(self._make, agent)
-
-    def _make(self, agent: Agent) -> Backup:
-        with agent:
-            return make(agent, self.place, self._outputs, self._attempt, self.last)
-
-    def _take(self, done: Future[Backup]) -> None:
-        try:
-            self.last = done.result()
-        except (OSError, LinkLost, RunnerError, Denied) as e:
-            self._tell(f"backup failed: {e}; the next is due in {self.every_s:.0f} s")
-            return
-        self.made += 1
-        self._tell(
-            f"backup {self.last.id}: {self.last.files} files, {self.last.new_bytes / 1e6:.2f} MB new, safe in the store"
-        )
-
-    def finish(self, agent: Agent) -> Backup:
-        """Wait for the one under way, then make the last.
-
-        Raises:
-            BackupFailed: it did not get into the store.
-        """
-        if self._under_way is not None:
-            try:
-                self._take_finished(self._under_way)
-            finally:
-                self._under_way = None
-        try:
-            self.last = make(agent, self.place, self._outputs, self._attempt, self.last)
-        except (OSError, Denied) as e:
-            raise BackupFailed(
-                f"the last backup failed: {e}", fix="look at the store; the pod still has its files"
-            ) from e
-        self.made += 1
-        self._tell(f"last backup {self.last.id}: {self.last.files} files, {self.last.new_bytes / 1e6:.2f} MB new")
-        return self.last
-
-    def _take_finished(self, future: Future[Backup]) -> None:
-        future.exception(timeout=600)
-        self._take(future)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from remote_runner import backup, ending, guard, launch, preflight, record, resume, ssh, stores, upload
+from remote_runner import ending, guard, launch, preflight, record, resume, retention, ssh, stores, upload, vault
 from remote_runner import plan as plans
 from remote_runner.access import Access
 from remote_runner.agent import Agent
@@ -22,8 +22,10 @@ from remote_runner.link import Link
 from remote_runner.plan import Plan
 from remote_runner.pod import layout, preserve
 from remote_runner.record import Journal
+from remote_runner.regular import Regular
 from remote_runner.report import Report
 from remote_runner.ssh import Endpoint, LinkLost
+from remote_runner.vault import Place
 from remote_runner.view import View
 
 
@@ -45,6 +47,7 @@ def run(access: Access, plan: Plan, view: View, only_from: str = "") -> Report |
         _refuse_existing_in_store(plan, store)
         if plan.options.fresh:
             _keep_here(plan, view.tell)
+            _keep_in_store(store, view.tell)
         journal.event("start", attempt=plan.attempt, target=str(endpoint), resume=plan.options.resume)
         if plan.options.resume:
             resume.ask_last_target(plan, str(endpoint), access.policy(plan.root), view.tell)
@@ -76,7 +79,7 @@ def _connect(endpoint: Endpoint, journal: Journal, tell: Callable[[str], None]) 
 def _start(
     pod: ssh.Pod,
     plan: Plan,
-    store: backup.Place,
+    store: Place,
     journal: Journal,
     view: View,
     access: Access,
@@ -110,7 +113,7 @@ def _start(
     return agent, running, resumed_from, facts
 
 
-def _settle_state(agent: Agent, plan: Plan, store: backup.Place, tell: Callable[[str], None], only_from: str) -> str:
+def _settle_state(agent: Agent, plan: Plan, store: Place, tell: Callable[[str], None], only_from: str) -> str:
     """Make the pod's files those of the state that the run begins with; what they replace is preserved."""
     there = agent.ask("list", outputs=plan.outputs, names=[plan.name])["files"]
     if not plan.options.resume:
@@ -140,19 +143,25 @@ def _keep_here(plan: Plan, tell: Callable[[str], None]) -> None:
         tell(f"kept here as {', '.join(kept)}")
 
 
-def _store(plan: Plan) -> backup.Place:
+def _keep_in_store(store: Place, tell: Callable[[str], None]) -> None:
+    kept = retention.set_aside(store, resume.stamp())
+    if kept:
+        tell(f"{len(kept)} backups of the run before are kept aside in the store; remote-run backups lists them")
+
+
+def _store(plan: Plan) -> Place:
     to = plan.options.backup_to or plan.settings.backup.to
     opened = stores.open_store(to, plan.root)
-    return backup.Place(store=opened, project=plan.project, name=plan.name, keep=plan.settings.backup.keep)
+    return Place(store=opened, project=plan.project, name=plan.name, keep=plan.settings.backup.keep)
 
 
-def _regular(plan: Plan, store: backup.Place, tell: Callable[[str], None]) -> backup.Regular:
+def _regular(plan: Plan, store: Place, tell: Callable[[str], None]) -> Regular:
     every_s = plan.options.backup_every_s or plan.settings.backup.every
-    return backup.Regular(store, plan.outputs, plan.attempt, every_s, tell)
+    return Regular(store, vault.spool(plan.root, plan.name), plan.outputs, plan.attempt, every_s, tell)
 
 
-def _refuse_existing_in_store(plan: Plan, store: backup.Place) -> None:
-    if not plan.options.resume and not plan.options.fresh and (found := backup.manifests(store)):
+def _refuse_existing_in_store(plan: Plan, store: Place) -> None:
+    if not plan.options.resume and not plan.options.fresh and (found := vault.asked(store)):
         raise plans.outputs_exist(plan.name, "in the store", [m["id"] for m in found])
 
 

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from remote_runner import backup, download, follow, record
+from remote_runner import download, follow, record
 from remote_runner import report as reports
 from remote_runner.agent import Denied
 from remote_runner.errors import BackupFailed, OutOfContact, RunnerError, Unverified
 from remote_runner.follow import Running
 from remote_runner.link import Link
 from remote_runner.record import Journal
+from remote_runner.regular import Regular
 from remote_runner.report import Report
 from remote_runner.view import View
 
@@ -28,7 +29,7 @@ def finish(
     running: Running,
     root: Path,
     outputs: list[str],
-    regular: backup.Regular | None,
+    regular: Regular | None,
     report: Report,
     journal: Journal,
     view: View,
@@ -75,7 +76,7 @@ def _take_end(report: Report, status: dict[str, Any]) -> None:
 
 
 def _last_backup(
-    link: Link, regular: backup.Regular, report: Report, give_up: Callable[[], float], tell: Callable[[str], None]
+    link: Link, regular: Regular, report: Report, give_up: Callable[[], float], tell: Callable[[str], None]
 ) -> None:
     try:
         link.use(regular.finish, give_up)

@@ -14,9 +14,9 @@ from typing import Any
 
 from remote_runner import ssh
 from remote_runner.agent import Agent, Denied, field, printable
-from remote_runner.backup import Regular
 from remote_runner.errors import RunnerError
 from remote_runner.link import Link
+from remote_runner.regular import Regular
 from remote_runner.view import View
 
 GRACE_S = 15 * 60.0  # after the deadline; then a pod that does not answer is given up

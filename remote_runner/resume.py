@@ -1,46 +1,76 @@
 """Which whole snapshot a run goes on from: the pod's, the one here, or the store's.
 
 The place whose (stage_index, step) is highest and verifies wins; ties in the order pod, here, store. Times of
-files never count. What the winner replaces is preserved first; if the pod wins nothing is sent.
+files never count. What the winner replaces is preserved first; if the pod wins nothing is sent. Two states of which
+neither came from the other are a fork: refused, both named, until `--from` says which one counts.
+
+Not here: how a backup is read (vault.py), what is sent to the pod (upload.py).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from remote_runner import backup, record, ssh
-from remote_runner.agent import Agent, Denied, field, printable
+from remote_runner import record, ssh, transfer, vault
+from remote_runner.agent import Agent, Denied, printable
+from remote_runner.agent import field as answer_field
 from remote_runner.checkpoint import header
-from remote_runner.errors import PreflightFailed, Refused, RunnerError, UsageFault
+from remote_runner.errors import PreflightFailed, Refused, RunnerError, Unverified, UsageFault
 from remote_runner.hostkeys import Policy
 from remote_runner.plan import Plan
 from remote_runner.pod import layout, preserve
 from remote_runner.ssh import LinkLost
 from remote_runner.target import parse
+from remote_runner.vault import Place
 
 PLACES = ("pod", "here", "store")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A snapshot somewhere, as its header or manifest says; not yet verified."""
 
     place: str
-    path: str  # or the backup's id
+    path: str
+    backup_id: str = ""  # in the store
+    made_unix_s: float = 0.0  # of that backup
     stage: str
     stage_index: int
     step: int
     root: str
+    fingerprint: str
+    lineage: Any
 
     @property
     def rank(self) -> tuple[int, int]:
         return self.stage_index, self.step
 
+    @property
+    def set_id(self) -> tuple[str, str]:
+        """What is gone on from together: the snapshots of one place, or of one backup."""
+        return self.place, self.backup_id
+
     def __str__(self) -> str:
-        return f"{self.place}: {self.stage} step {self.step} ({self.path})"
+        return f"{self.place}: {self.stage} step {self.step} ({self.backup_id or self.path})"
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The state that a run goes on from."""
+
+    candidate: Candidate
+    manifest: dict[str, Any] = field(default_factory=dict, repr=False)
+    fetched: list[transfer.Fetched] = field(default_factory=list, repr=False)  # of a backup: proven, not yet in place
+
+    @property
+    def place(self) -> str:
+        return self.candidate.place
+
+    def __str__(self) -> str:
+        return str(self.candidate)
 
 
 def stamp() -> str:
@@ -48,101 +78,193 @@ def stamp() -> str:
     return time.strftime("%Y%m%d-%H%M%S")
 
 
-def choose(agent: Agent, plan: Plan, store: backup.Place, tell: Callable[[str], None], only: str = "") -> Candidate:
-    """Find the state to go on from.
+def choose(agent: Agent, plan: Plan, store: Place, tell: Callable[[str], None], only: str = "") -> Winner:
+    """Find the state to go on from, and prove it.
 
     Args:
-        only: "pod", "here" or "store" where `--from` settles it.
+        only: "pod", "here", "store" or a backup's id, where `--from` settles it.
 
     Raises:
-        UsageFault: no snapshot anywhere, none that verifies, or two different ones of the same step.
+        UsageFault: no snapshot anywhere, none that verifies, or a fork.
+        PreflightFailed: the store can't be asked.
     """
-    everything = [*_on_pod(agent, plan, tell), *_here(plan, tell), *_in_store(store)]
-    found = [c for c in everything if not only or c.place == only]
+    found = _everything(agent, plan, store, tell, only)
     if not found:
         raise UsageFault(
-            f"--resume: no snapshot of {plan.name!r} on the pod, here or in the store",
+            f"--resume: no snapshot of {plan.name!r} {'in ' + only if only else 'on the pod, here or in the store'}",
             fix="start it without --resume, or name the store that has it: --backup-to URL",
         )
-    for candidate in sorted(found, key=lambda c: (-c.rank[0], -c.rank[1], PLACES.index(c.place))):
-        why = _fault(agent, plan, store, candidate)
-        if not why:
+    faulty: set[tuple[str, str]] = set()
+    for candidate in sorted(found, key=_first_the_highest):
+        if candidate.set_id in faulty and candidate.place == "store":
+            continue
+        try:
+            winner = _proven(agent, plan, store, candidate, found)
+        except (Denied, Unverified, header.SnapshotCorrupt, OSError) as e:
+            faulty.add(candidate.set_id)
+            tell(f"passing over {candidate}: {printable(str(e))}")
+            continue
+        if not only:
             _refuse_fork(candidate, found)
-            others = ", ".join(f"{c.place} has step {c.step} of {c.stage}" for c in found if c.place != candidate.place)
-            tell(f"resuming from {candidate}" + (f"; {others}" if others else ""))
-            return candidate
-        tell(f"passing over {candidate}: {why}")
+        _tell_choice(candidate, found, tell)
+        return winner
     raise UsageFault(
         f"--resume: none of the {len(found)} snapshots of {plan.name!r} verifies", fix="look at them: remote-run verify"
     )
 
 
+def _first_the_highest(one: Candidate) -> tuple[int, int, int, float]:
+    return -one.stage_index, -one.step, PLACES.index(one.place), -one.made_unix_s
+
+
+def _tell_choice(winner: Candidate, found: list[Candidate], tell: Callable[[str], None]) -> None:
+    """Which one it is, and why not the others: one word for each place."""
+    others = []
+    for place in PLACES:
+        ranked = [c for c in found if c.place == place]
+        if place != winner.place and ranked:
+            best = max(ranked, key=lambda c: c.rank)
+            why = "the same, and further away" if best.rank == winner.rank else "behind"
+            others.append(f"{place} has {best.stage} step {best.step} ({why})")
+    tell(f"resuming from {winner}, the furthest that verifies" + (f"; {', '.join(others)}" if others else ""))
+
+
 def _refuse_fork(winner: Candidate, found: list[Candidate]) -> None:
+    """No state may be gone over that did not lead to the winner."""
+    ours = {c.stage: c for c in sorted(found, key=lambda c: c.step) if c.set_id == winner.set_id}
+    ours[winner.stage] = winner
     for other in found:
-        if other.rank == winner.rank and other.root and winner.root and other.root != winner.root:
-            raise UsageFault(
-                f"two different states of the same step: {winner} has root {winner.root[:16]}, "
-                f"{other} has root {other.root[:16]}",
-                fix=f"say which one counts: --from {winner.place} or --from {other.place}",
-            )
+        mine = ours.get(other.stage)
+        if mine is None or other is mine:
+            continue
+        if other.step == mine.step and other.root != mine.root:
+            why = f"same step, roots {mine.root[:16]} and {other.root[:16]}"
+        elif other.step < mine.step and other.fingerprint != mine.fingerprint:
+            why = f"another identity: fingerprints {mine.fingerprint[:16]} and {other.fingerprint[:16]}"
+        elif other.step < mine.step and other.lineage != mine.lineage:
+            why = f"another lineage: {mine.lineage} and {other.lineage}"
+        else:
+            continue
+        choices = " or ".join(f"--from {c.backup_id or c.place}" for c in (mine, other))
+        raise UsageFault(
+            f"two states of the stage {mine.stage!r} of which neither came from the other: {mine} and {other} ({why})",
+            fix=f"say which one counts: {choices}; the other is preserved, not lost",
+        )
 
 
-def _candidate(place: str, path: str, head: dict[str, Any]) -> Candidate:
+# --- what there is -----------------------------------------------------------------
+
+
+def _everything(agent: Agent, plan: Plan, store: Place, tell: Callable[[str], None], only: str) -> list[Candidate]:
+    found: list[Candidate] = []
+    if only in ("", "pod"):
+        found += _on_pod(agent, plan, tell)
+    if only in ("", "here"):
+        found += _here(plan, tell)
+    if only not in ("pod", "here"):
+        found += [c for c in _in_store(store, tell) if only in ("", "store", c.backup_id)]
+    return found
+
+
+def _candidate(place: str, head: dict[str, Any], path: str, **more: Any) -> Candidate:
     return Candidate(
-        place, path, str(head["stage"]), int(head["stage_index"]), int(head["step"]), str(head.get("root") or "")
+        place=place,
+        path=path,
+        stage=str(head["stage"]),
+        stage_index=int(head["stage_index"]),
+        step=int(head["step"]),
+        root=str(head["root"]),
+        fingerprint=str(head.get("fingerprint")),
+        lineage=head.get("lineage"),
+        **more,
     )
 
 
 def _on_pod(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> Iterator[Candidate]:
-    for found in field(agent.ask("snapshots", outputs=plan.outputs), "snapshots", list):
-        if isinstance(found.get("header"), dict):
-            yield _candidate("pod", printable(str(found["path"])), found["header"])
-        else:
-            tell(f"on the pod, {printable(str(found.get('path')))}: {printable(str(found.get('why')))}")
+    for found in answer_field(agent.ask("snapshots", outputs=plan.outputs), "snapshots", list):
+        path = printable(str(found.get("path")))
+        head = found.get("header")
+        try:
+            if isinstance(head, dict):
+                yield _candidate("pod", head, path)
+                continue
+            why = str(found.get("why"))
+        except (KeyError, TypeError, ValueError) as e:
+            why = f"its header lacks {e}"
+        tell(f"passing over pod: {path}: {printable(why)}")
 
 
 def _here(plan: Plan, tell: Callable[[str], None]) -> Iterator[Candidate]:
     for path, head, why in layout.snapshots(str(plan.root), plan.outputs):
         if head is not None:
-            yield _candidate("here", path, head)
+            yield _candidate("here", head, path)
         else:
-            tell(f"here, {path}: {why}")
+            tell(f"passing over here: {path}: {why}")
 
 
-def _in_store(store: backup.Place) -> Iterator[Candidate]:
-    for manifest in backup.manifests(store):
-        if manifest.get("newest"):
-            yield _candidate("store", manifest["id"], manifest["newest"])
+def _in_store(store: Place, tell: Callable[[str], None]) -> Iterator[Candidate]:
+    for manifest in vault.asked(store, tell):
+        for head in vault.snapshots(manifest):
+            yield _candidate(
+                "store", head, str(head["path"]), backup_id=manifest["id"], made_unix_s=float(manifest["unix_s"])
+            )
 
 
-def _fault(agent: Agent, plan: Plan, store: backup.Place, one: Candidate) -> str:
-    """Why a snapshot can't be gone on from; empty when it verifies."""
-    try:
+# --- proving one -------------------------------------------------------------------
+
+
+def _proven(agent: Agent, plan: Plan, store: Place, one: Candidate, found: list[Candidate]) -> Winner:
+    """Prove a snapshot, and of every other stage in its set the newest that there is.
+
+    Raises:
+        Denied, Unverified, SnapshotCorrupt, OSError: what is wrong with it.
+    """
+    if one.place == "store":
+        return _proven_backup(plan, store, one)
+
+    def prove(candidate: Candidate) -> None:
         if one.place == "pod":
-            agent.ask("verify", path=one.path)
-        elif one.place == "here":
-            header.verify_digests(plan.root / one.path)
+            agent.ask("verify", path=candidate.path)
         else:
-            # a blob proves itself when it is restored; here it must at least be there whole
-            manifest = _manifest(store, one)
-            for entry in manifest["files"]:
-                if store.store.has(store.blob(entry["sha256"])) != entry["size"]:
-                    return f"{entry['path']} is not whole in the store"
-    except (Denied, header.SnapshotCorrupt, OSError) as e:
-        return printable(str(e))
-    return ""
+            header.verify_digests(plan.root / candidate.path)
+
+    prove(one)
+    stages = {c.stage for c in found if c.set_id == one.set_id} - {one.stage}
+    for stage in sorted(stages):
+        ranked = sorted((c for c in found if c.set_id == one.set_id and c.stage == stage), key=lambda c: -c.step)
+        for number, candidate in enumerate(ranked):
+            try:
+                prove(candidate)
+                break
+            except (Denied, header.SnapshotCorrupt, OSError):
+                if number == len(ranked) - 1:
+                    raise
+    return Winner(one)
 
 
-def _manifest(store: backup.Place, one: Candidate) -> dict[str, Any]:
-    return next(m for m in backup.manifests(store) if m["id"] == one.path)
+def _proven_backup(plan: Plan, store: Place, one: Candidate) -> Winner:
+    manifest = next((m for m in vault.manifests(store) if m["id"] == one.backup_id), None)
+    if manifest is None:
+        raise Unverified(f"the backup {one.backup_id} was pruned meanwhile", fix="run the command again")
+    fetched = vault.fetch(store, manifest, vault.incoming(plan.root, plan.name))
+    temp = next((f.temp for f in fetched if f.path == one.path), None)
+    if temp is None:
+        raise Unverified(f"the backup {one.backup_id} names no file {one.path}", fix="take another backup")
+    head = header.verify_digests(temp)
+    if (head["stage"], head["step"], head["root"]) != (one.stage, one.step, one.root):
+        raise Unverified(f"{one.path} in {one.backup_id} is not the state that its manifest names", fix="take another")
+    return Winner(one, manifest, fetched)
 
 
-def bring_here(plan: Plan, store: backup.Place, one: Candidate, tell: Callable[[str], None]) -> None:
-    """Restore the store's set into the project; what stands here is preserved first."""
+def bring_here(plan: Plan, store: Place, winner: Winner, tell: Callable[[str], None]) -> None:
+    """Put the store's set in place in the project; what stands here is preserved first, the record of it stays."""
+    known = record.load(plan.root, plan.name)
     kept = preserve.preserve(str(plan.root), plan.outputs, plan.name, stamp(), move=True)
     if kept:
         tell(f"kept here as {', '.join(kept)}")
-    backup.restore(store, _manifest(store, one), plan.root)
+    vault.put_in_place(winner.fetched, winner.manifest, plan.root)
+    if known:
+        record.save(plan.root, plan.name, known)
 
 
 def ask_last_target(plan: Plan, here: str, policy: Policy, tell: Callable[[str], None]) -> None:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from remote_runner import backup, ending, preflight, record, resume, settings, ssh, stores
+from remote_runner import ending, preflight, record, resume, retention, settings, ssh, stores, vault
 from remote_runner import plan as plans
 from remote_runner.access import Access
 from remote_runner.agent import Agent
-from remote_runner.errors import OutOfContact, UsageFault
+from remote_runner.errors import OutOfContact, Refused, UsageFault
 from remote_runner.follow import Running
 from remote_runner.link import Link
 from remote_runner.pod import preserve
 from remote_runner.record import Journal
+from remote_runner.regular import Regular
 from remote_runner.report import Report
 from remote_runner.ssh import LinkLost
+from remote_runner.vault import Place
 from remote_runner.view import View
 
 
@@ -93,42 +96,101 @@ def attach(known: Known, agent: Agent, backup_to: str, backup_every_s: float | N
         left_s = float(deadline.get("unix_s") or 0) - float(seen.get("now_unix_s") or 0)
         running = Running(known.name, float(deadline.get("max_s") or 0), time.time() + left_s, status)
         report = Report(known.name, known.attempt, str(agent.pod.endpoint), cause="unknown")
-        regular = backup.Regular(
-            place(known.root, known.name, backup_to), known.outputs, known.attempt,
+        regular = Regular(
+            place(known.root, known.name, backup_to), vault.spool(known.root, known.name), known.outputs, known.attempt,
             backup_every_s or settings.load(known.root, known.name).backup.every, view.tell,
         )  # fmt: skip
         link = Link(agent.pod.endpoint, agent.root, view.tell, agent)
         return ending.finish(link, running, known.root, known.outputs, regular, report, journal, view, began)
 
 
-def place(start: Path, name: str, store: str) -> backup.Place:
+def place(start: Path, name: str, store: str) -> Place:
     """Where a run's backups lie, by its settings or as said."""
     root = settings.find_root(start.absolute())
     found = settings.load(root, plans.check_name(name))
     opened = stores.open_store(store or found.backup.to, root)
-    return backup.Place(store=opened, project=found.project or root.name, name=name, keep=found.backup.keep)
+    return Place(store=opened, project=found.project or root.name, name=name, keep=found.backup.keep)
 
 
 def restore(start: Path, name: str, store: str, backup_id: str, to: Path | None, tell: Callable[[str], None]) -> str:
-    """Bring a backup back, verified; what stands in its places is preserved first.
+    """Bring a backup back, verified; what stands in its places is preserved before it is replaced.
 
     Returns:
         One line that says what came back.
 
     Raises:
-        UsageFault: no such backup. Unverified: a blob is missing or damaged.
+        UsageFault: no such backup. Unverified: a blob is missing or damaged; nothing was replaced.
     """
     root = settings.find_root(start.absolute())
     where = place(start, name, store)
-    found = [m for m in backup.manifests(where) if backup_id in ("", m["id"])]
+    found = [m for m in vault.asked(where, tell) if backup_id in ("", m["id"])]
+    found = found or [m for m in vault.manifests(where, aside=True) if m["id"] == backup_id]
     if not found:
         raise UsageFault(f"no backup {backup_id or 'of ' + name!r} in the store", fix="see: remote-run backups " + name)
+    manifest, into = found[-1], (to or root).absolute()
     outputs = settings.load(root, name).outputs
-    into = (to or root).absolute()
     with record.only_controller(root, name):
         into.mkdir(parents=True, exist_ok=True)
+        fetched = vault.fetch(where, manifest, vault.incoming(into, name))
+        known = record.load(into, name)
         kept = preserve.preserve(str(into), outputs, name, resume.stamp(), move=True)
         if kept:
             tell(f"kept as {', '.join(kept)}")
-        size = backup.restore(where, found[-1], into)
-    return f"{found[-1]['id']}: {len(found[-1]['files'])} files, {size / 1e6:.2f} MB, verified, in {into}"
+        vault.put_in_place(fetched, manifest, into)
+        if known:
+            record.save(into, name, known)
+    size = vault.size_of(manifest)
+    return f"{manifest['id']}: {len(manifest['files'])} files, {size / 1e6:.2f} MB, verified, in {into}"
+
+
+def backups(start: Path, name: str, store: str, check: bool, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    """What the store has of a run, the furthest last; those kept aside first.
+
+    Args:
+        check: read every blob; else their sizes count.
+
+    Raises:
+        PreflightFailed: the store can't be asked.
+    """
+    where = place(start, name, store)
+    whole = vault.asked(where, tell)
+    aside = vault.manifests(where, tell, aside=True)
+    sizes = vault.blob_sizes(where)
+    rows = []
+    for manifest in [*aside, *whole]:
+        faults = vault.damaged(where, manifest) if check else vault.missing(where, manifest, sizes)
+        newest = manifest.get("newest") or {}
+        for fault in faults:
+            tell(f"{manifest['id']}: {fault}")
+        rows.append(
+            {
+                "id": manifest["id"],
+                "made_at": manifest["made_at"],
+                "stage": newest.get("stage", ""),
+                "step": newest.get("step"),
+                "files": len(manifest["files"]),
+                "bytes": vault.size_of(manifest),
+                "new_bytes": manifest.get("new_bytes") or 0,
+                "aside": manifest in aside,
+                "whole": not faults,
+                "verdict": f"DAMAGED: {len(faults)} blobs" if faults else "verified now" if check else "verified",
+            }
+        )
+    return rows
+
+
+def prune(start: Path, name: str, store: str, keep: int | None) -> str:
+    """Apply the retention of the settings, or `keep`.
+
+    Returns:
+        One line that says what went.
+
+    Raises:
+        Unverified: no backup is whole; nothing was removed. Refused: one is being made.
+    """
+    where = place(start, name, store)
+    vault.asked(where)
+    gone = retention.prune(replace(where, keep=keep or where.keep), read=True)
+    if gone is None:
+        raise Refused("a backup of this run is being made, or a prune is under way", fix="try again in a minute")
+    return f"{len(gone[0])} backups and {gone[1]} blobs removed, {len(vault.manifests(where))} backups stay"

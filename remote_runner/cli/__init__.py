@@ -23,6 +23,7 @@ COMMANDS = {
     "download": ("live", "download"),
     "backups": ("stored", "backups"),
     "restore": ("stored", "restore"),
+    "prune": ("stored", "prune"),
     "inspect": ("snapshots", "inspect"),
     "verify": ("snapshots", "verify"),
     "diff": ("snapshots", "diff"),

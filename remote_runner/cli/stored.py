@@ -1,24 +1,44 @@
-"""Commands on backups in a store: list them, bring one back. No pod is needed."""
+"""Commands on backups in a store: list them, bring one back, remove old ones. No pod is needed."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 @click.command()
 @click.argument("name")
 @click.option("--from", "store", default="", metavar="URL", help="The store; default: the settings'.")
-def backups(name: str, store: str) -> int:
-    """List the backups of a run."""
-    from remote_runner import backup, runs
+@click.option("--check", is_flag=True, help="Read every byte back and prove it; else sizes are compared.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def backups(name: str, store: str, check: bool, as_json: bool) -> int:
+    """List the backups of a run: when, which state, how large, what was new, whether whole."""
+    from remote_runner import runs
 
-    for manifest in backup.manifests(runs.place(Path.cwd(), name, store)):
-        size = sum(e["size"] for e in manifest["files"])
-        click.echo(f"{manifest['id']}  {manifest['made_at']}  {len(manifest['files'])} files  {size / 1e6:.2f} MB")
-    return 0
+    rows = runs.backups(Path.cwd(), name, store, check, _tell)
+    if as_json:
+        click.echo(json.dumps(rows, indent=1, sort_keys=True, ensure_ascii=False))
+    else:
+        for row in rows:
+            click.echo(_line(row))
+    return 0 if all(row["whole"] for row in rows) else 7
+
+
+def _line(row: dict[str, Any]) -> str:
+    state = f"{row['stage']} step {row['step']}" if row["stage"] else "no snapshot"
+    aside = "  (kept aside by a fresh start)" if row["aside"] else ""
+    return (
+        f"{row['id']}  {row['made_at']}  {state}  {row['files']} files  {row['bytes'] / 1e6:.2f} MB  "
+        f"{row['new_bytes'] / 1e6:.2f} MB new  {row['verdict']}{aside}"
+    )
 
 
 @click.command()
@@ -30,6 +50,20 @@ def restore(name: str, backup_id: str, store: str, to: Path | None) -> int:
     """Bring a backup back, every byte verified; what it replaces is kept aside."""
     from remote_runner import runs
 
-    text = runs.restore(Path.cwd(), name, store, backup_id, to, lambda line: print(line, file=sys.stderr))
-    click.echo(text)
+    click.echo(runs.restore(Path.cwd(), name, store, backup_id, to, _tell))
+    return 0
+
+
+@click.command()
+@click.argument("name")
+@click.option("--from", "store", default="", metavar="URL", help="The store; default: the settings'.")
+@click.option("--keep", type=click.IntRange(min=1), help="How many of the newest stay; default: the settings'.")
+def prune(name: str, store: str, keep: int | None) -> int:
+    """Remove old backups and what none of the others needs.
+
+    The newest, the best and the furthest stay, and at least one whose every byte was read back and proven.
+    """
+    from remote_runner import runs
+
+    click.echo(runs.prune(Path.cwd(), name, store, keep))
     return 0

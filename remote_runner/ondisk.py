@@ -1,0 +1,65 @@
+"""A run's files on this machine's own disk, as a source of backups: what a pod that pushes by itself reads.
+
+Not here: what is done with them (backup.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from remote_runner.pod import files, layout
+from remote_runner.transfer import Fetched
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """See `backup.Source`."""
+
+    root: Path
+    outputs: list[str]
+    name: str
+
+    def listing(self) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        found = layout.listing(str(self.root), self.outputs, [self.name])
+        return {e["path"]: e for e in found["files"]}, found["folders"]
+
+    def digests(self, paths: list[str]) -> dict[str, str]:
+        found = {}
+        for path in paths:
+            with contextlib.suppress(OSError):
+                found[path] = files.digest(str(self.root), path)
+        return found
+
+    def bring(self, paths: list[str], into: Path, limits: dict[str, int]) -> Iterator[Fetched]:
+        for number, path in enumerate(paths):
+            try:
+                fd = files.open_read(str(self.root), path)
+            except OSError:
+                continue  # rotated away since it was listed
+            with os.fdopen(fd, "rb") as source:
+                yield _copy(source.fileno(), path, into / f"{number}.part")
+
+
+def _copy(fd: int, path: str, temp: Path) -> Fetched:
+    """One version of a file, up to the size that it has now."""
+    info, found = os.fstat(fd), hashlib.sha256()
+    left = info.st_size
+    with temp.open("wb") as f:
+        while left and (block := os.read(fd, min(left, files.BLOCK_BYTES))):
+            found.update(block)
+            f.write(block)
+            left -= len(block)
+    return Fetched(
+        path=path,
+        temp=temp,
+        size=info.st_size - left,
+        sha256=found.hexdigest(),
+        mode=info.st_mode & 0o777,
+        mtime_ns=info.st_mtime_ns,
+    )

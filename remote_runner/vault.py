@@ -1,0 +1,240 @@
+"""The backups of one run in a store: where things lie, what a manifest must look like, bringing one back.
+
+    <project>/<name>/blobs/<sha256>                                   content
+    <project>/<name>/backups/<UTC time>-<stage>-<step>/manifest.json  makes it count
+    <project>/<name>/aside/<stamp>/<id>/manifest.json                 of a run that a fresh start replaced
+    <project>/<name>/writing/<token>, pruning/<token>                 who is at work (retention.py)
+
+A store is not trusted more than a pod: every manifest is checked before it is believed, every blob is hashed.
+
+Not here: how a backup is made (backup.py), what is removed (retention.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from remote_runner import transfer
+from remote_runner.errors import PreflightFailed, Unverified
+from remote_runner.pod import files, layout
+from remote_runner.stores import Store, StoreRefused
+
+SCHEMA = "remote-run-backup/1"
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+SPARE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the backups of one run lie."""
+
+    store: Store
+    project: str
+    name: str
+    keep: int
+
+    @property
+    def top(self) -> str:
+        return f"{self.project}/{self.name}/"
+
+    @property
+    def blobs(self) -> str:
+        return f"{self.top}blobs/"
+
+    @property
+    def backups(self) -> str:
+        return f"{self.top}backups/"
+
+    @property
+    def aside(self) -> str:
+        return f"{self.top}aside/"
+
+    def blob(self, sha256: str) -> str:
+        return f"{self.blobs}{sha256}"
+
+    def manifest(self, backup_id: str) -> str:
+        return f"{self.backups}{backup_id}/manifest.json"
+
+
+class BadManifest(ValueError):
+    """What stands there is no manifest of ours."""
+
+
+def manifests(
+    place: Place, tell: Callable[[str], None] = lambda _: None, *, aside: bool = False
+) -> list[dict[str, Any]]:
+    """All backups of a run, the highest (stage_index, step) last; what is no manifest is told of and passed over.
+
+    Args:
+        aside: those that a fresh start has kept aside, in place of the run's own.
+    """
+    found = []
+    for stored in place.store.list(place.aside if aside else place.backups):
+        if not stored.key.endswith("/manifest.json"):
+            continue
+        try:
+            found.append(checked(place.store.get(stored.key)))
+        except FileNotFoundError:
+            continue  # pruned since it was listed
+        except BadManifest as e:
+            tell(f"{stored.key}: passed over: {e}")
+    return sorted(found, key=order)
+
+
+def asked(place: Place, tell: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
+    """`manifests`, where a store that can't be asked is the user's problem.
+
+    Raises:
+        PreflightFailed: it does not answer, or refuses.
+    """
+    try:
+        return manifests(place, tell)
+    except StoreRefused as e:
+        raise PreflightFailed(f"the store refuses: {e}", fix="look at its address and credentials") from None
+    except OSError as e:
+        raise PreflightFailed(
+            f"the store can't be asked: {e}", fix="try again, or take another store: --backup-to URL", passing=True
+        ) from None
+
+
+def order(manifest: dict[str, Any]) -> tuple[int, int, float]:
+    """Sorts backups: by stage and step; the time only among equal ones, and all from one clock at best."""
+    newest = manifest.get("newest") or {}
+    return newest.get("stage_index") or 0, newest.get("step") or 0, manifest["unix_s"]
+
+
+def checked(text: bytes) -> dict[str, Any]:
+    """A manifest that can be believed in shape.
+
+    Raises:
+        BadManifest: not JSON, another format, a path that leads out, a digest that is none.
+    """
+    try:
+        manifest = json.loads(text)
+        if not isinstance(manifest, dict) or manifest.get("format") != SCHEMA:
+            raise BadManifest(f"not of the format {SCHEMA}")
+        for entry in manifest["files"]:
+            files.parts(entry["path"])
+            if not _SHA256.match(entry["sha256"]) or int(entry["size"]) < 0:
+                raise BadManifest(f"{entry['path']}: no SHA-256 or no size")
+            int(entry["mode"])
+        for folder in manifest["folders"]:
+            files.parts(folder)
+        for head in snapshots(manifest):
+            (str(head["stage"]), int(head["stage_index"]), int(head["step"]), str(head["path"]), str(head["root"]))
+        float(manifest["unix_s"])
+        files.parts(manifest["id"])
+    except BadManifest:
+        raise
+    except (ValueError, KeyError, TypeError) as e:
+        raise BadManifest(f"{type(e).__name__}: {e}") from None
+    return manifest
+
+
+def snapshots(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each snapshot in a backup says of itself, with its `path`."""
+    found: list[dict[str, Any]] = manifest.get("snapshots") or []
+    return found
+
+
+def size_of(manifest: dict[str, Any]) -> int:
+    return sum(e["size"] for e in manifest["files"])
+
+
+def missing(place: Place, manifest: dict[str, Any], sizes: dict[str, int] | None = None) -> list[str]:
+    """Keys of the blobs that a backup names and the store lacks, or has with another size."""
+    have = blob_sizes(place) if sizes is None else sizes
+    return [place.blob(e["sha256"]) for e in manifest["files"] if have.get(e["sha256"]) != e["size"]]
+
+
+def blob_sizes(place: Place) -> dict[str, int]:
+    """Every blob of a run in the store: digest -> size. One listing."""
+    return {o.key.rpartition("/")[2]: o.size for o in place.store.list(place.blobs)}
+
+
+def damaged(place: Place, manifest: dict[str, Any]) -> list[str]:
+    """Read every blob of a backup; what is wrong, by key."""
+    found = []
+    for sha256 in {e["sha256"] for e in manifest["files"]}:
+        key = place.blob(sha256)
+        try:
+            is_now = place.store.digest(key)
+        except FileNotFoundError:
+            found.append(f"{key}: gone from the store")
+            continue
+        if is_now != sha256:
+            found.append(f"{key}: its bytes are {is_now}")
+    return sorted(found)
+
+
+def fetch(place: Place, manifest: dict[str, Any], incoming: Path) -> list[transfer.Fetched]:
+    """Bring all files of a backup here, each proven by its digest, none under its name yet.
+
+    Raises:
+        Unverified: a blob is missing or damaged (the key is named), or there is no room; nothing was replaced.
+    """
+    need_bytes = size_of(manifest)
+    shutil.rmtree(incoming, ignore_errors=True)
+    incoming.mkdir(parents=True, exist_ok=True)
+    free_bytes = shutil.disk_usage(incoming).free
+    if need_bytes + SPARE_BYTES > free_bytes:
+        raise Unverified(
+            f"{incoming}: the backup {manifest['id']} needs {need_bytes / 1e6:.1f} MB, "
+            f"{free_bytes / 1e6:.1f} MB are free; nothing was fetched",
+            fix="make room here, or restore to another disk: --to DIR",
+        )
+    found = []
+    for number, entry in enumerate(manifest["files"]):
+        temp = incoming / f"{number}.part"
+        _fetch_blob(place, entry, temp)
+        found.append(
+            transfer.Fetched(
+                path=entry["path"],
+                temp=temp,
+                size=entry["size"],
+                sha256=entry["sha256"],
+                mode=entry["mode"] & 0o777,
+                mtime_ns=int(manifest["unix_s"] * 1e9),
+            )
+        )
+    return found
+
+
+def _fetch_blob(place: Place, entry: dict[str, Any], temp: Path) -> None:
+    key = place.blob(entry["sha256"])
+    try:
+        place.store.fetch(key, temp)
+    except FileNotFoundError:
+        raise Unverified(f"{key}: gone from the store", fix="take another backup: --backup ID") from None
+    with temp.open("rb") as f:
+        sha256 = hashlib.file_digest(f, "sha256").hexdigest()
+    if sha256 != entry["sha256"]:
+        raise Unverified(
+            f"{key}: its bytes are {sha256}",
+            fix="take another backup (--backup ID); when this object is removed, the next backup stores it again",
+        )
+
+
+def put_in_place(fetched: list[transfer.Fetched], manifest: dict[str, Any], to: Path) -> None:
+    """Give fetched files their names; the folders of the backup too, so that empty ones survive."""
+    for one in fetched:
+        transfer.place(to, one)
+    for folder in manifest["folders"]:
+        to.joinpath(*files.parts(folder)).mkdir(parents=True, exist_ok=True)
+
+
+def incoming(root: Path, name: str) -> Path:
+    """Where files of a run wait for their names: on the disk that they will be on."""
+    return root / layout.OWN / "incoming" / f"{name}.restore"
+
+
+def spool(root: Path, name: str) -> Path:
+    """Where files wait for their way into the store."""
+    return root / layout.OWN / "incoming" / f"{name}.backup"
