@@ -53,7 +53,7 @@ def train(t: Task, progress: Progress, run: Run) -> str:
         last, asked = progress.step == t.config.train.steps, run.request.asked()
         boundary = progress.step % t.config.train.log_every == 0 or last or saved_as is None
         if (boundary or measured) and saved_as != (progress.step, False):
-            _report(t, progress, measured)
+            _report(t, progress, run, measured)
         if (boundary or asked) and saved_as != (progress.step, progress.evaluation_due):
             _save(t, progress, run)
             saved_as = (progress.step, progress.evaluation_due)
@@ -101,8 +101,9 @@ def _stop_non_finite(t: Task, progress: Progress, run: Run, why: str) -> None:
     raise snapshot.NonFinite([f"step {progress.step}: {why}"], evidence)
 
 
-def _report(t: Task, progress: Progress, measured: Mapping[str, float]) -> None:
-    row: dict[str, float] = dict(measured)
+def _report(t: Task, progress: Progress, run: Run, measured: Mapping[str, float]) -> None:
+    save_s = round(run.writer.longest_save_s, 3)  # the supervisor keeps 1.5 times of it before the deadline
+    row: dict[str, float] = {**measured, "target_steps": t.config.train.steps, "save_s": save_s}
     text = f"{STAGE} step {progress.step}/{t.config.train.steps}"
     if progress.history:
         rate = float(t.scheduler.get_last_lr()[0])

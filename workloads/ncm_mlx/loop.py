@@ -205,7 +205,8 @@ def _stop_non_finite(stage: Stage, progress: Progress, run: Run, why: str) -> No
 
 
 def _report(stage: Stage, progress: Progress, run: Run, measured: Mapping[str, float]) -> None:
-    row: dict[str, float] = dict(measured)
+    save_s = round(run.writer.longest_save_s, 3)  # the supervisor keeps 1.5 times of it before the deadline
+    row: dict[str, float] = {**measured, "target_steps": stage.target_steps, "save_s": save_s}
     text = f"{stage.name} step {progress.step}/{stage.target_steps}"
     if progress.history:
         rate = arrays.number(stage.optimizer.learning_rate)
