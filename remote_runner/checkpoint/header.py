@@ -22,7 +22,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 FORMAT = "remote-run-snapshot/1"
 WEIGHTS_FORMAT = "remote-run-weights/1"
 LIMIT_BYTES = 32 << 20  # a header beyond this is refused unread; 100,000 tensors need about half of it
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20  # stays in a core's cache between reading, hashing and looking
+HASHERS = 2  # SHA-256 is the slow part; more threads would take more from a training beside them
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
@@ -47,6 +48,9 @@ class Entry(NamedTuple):
     shape: Tuple[int, ...]
     begin: int
     end: int
+
+
+Look = Callable[[Entry, int, memoryview], None]
 
 
 class Header(NamedTuple):
@@ -192,15 +196,13 @@ def verify_header(path: os.PathLike[str] | str, fd: int) -> Tuple[Header, Dict[s
     return header, _described(path, header)
 
 
-def verify_digests(
-    path: os.PathLike[str] | str, look: Optional[Callable[[Entry, memoryview], None]] = None
-) -> Dict[str, Any]:
+def verify_digests(path: os.PathLike[str] | str, look: Optional[Look] = None) -> Dict[str, Any]:
     """Prove a snapshot of format 1 wholly: structure, header, root, root_all and every tensor's SHA-256.
 
     Args:
         path: the file; read once, in blocks of `BLOCK_BYTES`.
-        look: sees each block of each tensor on the way (finite.py looks for NaN). A block may be shorter than an
-            element only at the end of a tensor, never in the middle of one.
+        look: sees each block of each tensor on the way, with its place in the tensor, from two threads
+            (finite.py looks for NaN). Blocks are whole elements.
 
     Returns: what `describe` returns.
 
@@ -228,32 +230,38 @@ def digests_in(header: Header) -> Dict[str, str]:
     return digests
 
 
-def digest_tensors(
-    fd: int, header: Header, look: Optional[Callable[[Entry, memoryview], None]] = None
-) -> List[Tuple[Entry, str]]:
-    """SHA-256 of every tensor's bytes, in the order of the file, in one pass with one block of memory."""
-    block = memoryview(bytearray(BLOCK_BYTES))
-    found = []
-    with open(os.dup(fd), "rb", buffering=0) as file:
-        file.seek(header.data_start)
-        for entry in header.entries:
-            sha, left = hashlib.sha256(), entry.end - entry.begin
-            while left:
-                part = block[: min(left, BLOCK_BYTES)]
-                fill(file, part, entry.name)
-                sha.update(part)
-                if look is not None:
-                    look(entry, part)
-                left -= len(part)
-            found.append((entry, sha.hexdigest()))
-    return found
+def digest_tensors(fd: int, header: Header, look: Optional[Look] = None) -> List[Tuple[Entry, str]]:
+    """SHA-256 of every tensor's bytes, two tensors at a time, with a block of memory for each of the two."""
+    from concurrent.futures import ThreadPoolExecutor  # takes longer to load than a header to read
+
+    with ThreadPoolExecutor(HASHERS) as pool:
+        digests = pool.map(lambda e: digest_tensor(fd, header.data_start, e, look), header.entries)
+        return list(zip(header.entries, digests))
 
 
-def fill(file: Any, part: memoryview, name: str) -> None:
-    """Read exactly `len(part)` bytes. Raises SnapshotCorrupt when the file ends before."""
+def digest_tensor(fd: int, data_start: int, entry: Entry, look: Optional[Look] = None) -> str:
+    """SHA-256 of one tensor's bytes, shown to `look` on the way. Raises SnapshotCorrupt when the file ends before."""
+    sha, size_bytes = hashlib.sha256(), entry.end - entry.begin
+    block = memoryview(bytearray(min(BLOCK_BYTES, size_bytes)))
+    for at in range(0, size_bytes, BLOCK_BYTES):
+        part = block[: size_bytes - at]
+        read_at(fd, part, data_start + entry.begin + at, entry.name)
+        sha.update(part)
+        if look is not None:
+            look(entry, at, part)
+    return sha.hexdigest()
+
+
+def read_at(fd: int, part: memoryview, place: int, name: str) -> None:
+    """Fill `part` from a place in a file, whatever other threads read. Raises SnapshotCorrupt when it ends before."""
     done = 0
     while done < len(part):
-        got = file.readinto(part[done:])
+        if hasattr(os, "preadv"):
+            got = os.preadv(fd, [part[done:]], place + done)
+        else:  # before macOS 11
+            raw = os.pread(fd, len(part) - done, place + done)
+            got = len(raw)
+            part[done : done + got] = raw
         if not got:
             raise SnapshotCorrupt(f"the file ends inside {name}")
         done += got

@@ -24,6 +24,7 @@ import dataclasses
 import hashlib
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -198,7 +199,7 @@ def verify(path: Union[str, Path]) -> Dict[str, Any]:
     """
     bad: Dict[str, Tuple[int, int]] = {}
 
-    def look(entry: header.Entry, block: memoryview) -> None:
+    def look(entry: header.Entry, at: int, block: memoryview) -> None:
         nans, infinities = finite.count(entry.dtype, block)
         if nans or infinities:
             old = bad.get(entry.name, (0, 0))
@@ -226,14 +227,17 @@ def _evidence_of(latest: Path) -> Path:
 def _read_tensors(
     path: Union[str, Path], fd: int, head: header.Header, digests: Mapping[str, str]
 ) -> Dict[str, Tensor]:
-    tensors: Dict[str, Tensor] = {}
-    with open(os.dup(fd), "rb", buffering=0) as file:
-        file.seek(head.data_start)
-        for e in head.entries:
-            data = np.empty(e.end - e.begin, dtype=np.uint8)
-            header.fill(file, data.data, e.name)
-            if e.name in digests and hashlib.sha256(data.data).hexdigest() != digests[e.name]:
-                raise SnapshotCorrupt(f"{path}: the bytes of {e.name} are not those that were saved")
-            kind = NUMPY.get(e.dtype)
-            tensors[e.name] = Tensor(e.dtype, e.shape, data if kind is None else data.view(kind).reshape(e.shape))
-    return tensors
+    def read(e: header.Entry) -> Tensor:
+        data, sha = np.empty(e.end - e.begin, dtype=np.uint8), hashlib.sha256()
+        for at in range(0, len(data), header.BLOCK_BYTES):
+            block = data.data[at : at + header.BLOCK_BYTES]
+            header.read_at(fd, block, head.data_start + e.begin + at, e.name)
+            if e.name in digests:
+                sha.update(block)
+        if e.name in digests and sha.hexdigest() != digests[e.name]:
+            raise SnapshotCorrupt(f"{path}: the bytes of {e.name} are not those that were saved")
+        kind = NUMPY.get(e.dtype)
+        return Tensor(e.dtype, e.shape, data if kind is None else data.view(kind).reshape(e.shape))
+
+    with ThreadPoolExecutor(header.HASHERS) as pool:
+        return dict(zip((e.name for e in head.entries), pool.map(read, head.entries)))

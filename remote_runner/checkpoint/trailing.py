@@ -11,7 +11,6 @@ Not here: names, rotation and what a failure means (snapshot.py, rotate.py).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,9 +21,6 @@ import numpy as np
 from remote_runner.checkpoint import finite, header, rotate
 from remote_runner.checkpoint.header import SnapshotCorrupt
 from remote_runner.checkpoint.tensors import Tensor, bytes_of
-
-BLOCK_BYTES = 1 << 20  # small enough to stay in a core's cache between reading, comparing and hashing
-PROVERS = 2  # SHA-256 is the slow part; more would take more from the training
 
 
 class Proof(NamedTuple):
@@ -53,7 +49,7 @@ def write(
     fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         os.lseek(fd, start, os.SEEK_SET)
-        proofs = _write_and_prove(fd, temp, start, entries, tensors)
+        proofs = _write_and_prove(fd, start, entries, tensors)
         metadata = header.metadata_of(state, volatile, entries, {name: p.sha256 for name, p in proofs.items()})
         text = header.encode(entries, metadata)
         os.lseek(fd, 0, os.SEEK_SET)
@@ -72,10 +68,10 @@ def write(
 
 
 def _write_and_prove(
-    fd: int, temp: Path, start: int, entries: Sequence[header.Entry], tensors: Mapping[str, Tensor]
+    fd: int, start: int, entries: Sequence[header.Entry], tensors: Mapping[str, Tensor]
 ) -> Dict[str, Proof]:
     proofs: Dict[str, "Future[Proof]"] = {}
-    with ThreadPoolExecutor(PROVERS, thread_name_prefix="snapshot-prover") as pool:
+    with ThreadPoolExecutor(header.HASHERS, thread_name_prefix="snapshot-prover") as pool:
         try:
             for e in entries:
                 data = bytes_of(tensors[e.name])
@@ -83,7 +79,7 @@ def _write_and_prove(
                     raise ValueError(f"{e.name}: {len(data)} bytes given for {e.dtype} {list(e.shape)}")
                 _write_all(fd, data)
                 _begin_write_back(fd, start + e.begin, len(data))
-                proofs[e.name] = pool.submit(_prove, temp, start + e.begin, e, tensors[e.name])
+                proofs[e.name] = pool.submit(_prove, fd, start, e, tensors[e.name])
             return {name: proof.result() for name, proof in proofs.items()}
         except BaseException:
             for proof in proofs.values():
@@ -91,22 +87,17 @@ def _write_and_prove(
             raise
 
 
-def _prove(temp: Path, at: int, e: header.Entry, t: Tensor) -> Proof:
+def _prove(fd: int, start: int, e: header.Entry, t: Tensor) -> Proof:
     """Read one tensor back. Raises SnapshotCorrupt where a byte is not the one in memory."""
-    sha, good = hashlib.sha256(), True
-    given = bytes_of(t)
-    block = memoryview(bytearray(min(BLOCK_BYTES, len(given))))
-    with open(temp, "rb", buffering=0) as file:
-        file.seek(at)
-        for done in range(0, len(given), BLOCK_BYTES):
-            want = given[done : done + BLOCK_BYTES]
-            got = block[: len(want)]
-            header.fill(file, got, e.name)
-            if not np.array_equal(np.frombuffer(got, np.uint8), np.frombuffer(want, np.uint8)):
-                raise SnapshotCorrupt(f"{e.name}: what was read back is not what was written")
-            sha.update(got)
-            good = good and finite.count(e.dtype, got) == (0, 0)
-    return Proof(sha.hexdigest(), good)
+    given, good = np.frombuffer(bytes_of(t), np.uint8), True
+
+    def look(_: header.Entry, at: int, block: memoryview) -> None:
+        nonlocal good
+        if not np.array_equal(np.frombuffer(block, np.uint8), given[at : at + len(block)]):
+            raise SnapshotCorrupt(f"{e.name}: what was read back is not what was written")
+        good = good and finite.count(e.dtype, block) == (0, 0)
+
+    return Proof(header.digest_tensor(fd, start, e, look), good)
 
 
 def _begin_write_back(fd: int, at: int, length: int) -> None:
