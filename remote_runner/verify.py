@@ -1,0 +1,161 @@
+"""Say whether files of weights and state are whole, complete and finite. Nothing in them is executed.
+
+    path or folder  ->  files by suffix  ->  a Finding each
+
+    *.safetensors   ours: every digest, the header made again, no NaN, no infinity
+                    of others: structure, no NaN; an infinity is told of, by tensor, and passes
+    *.pt *.pth …    a child process looks (checkpoint/torch_verify.py): a pickle is never opened in this one
+
+A file that says it is ours is held to our format. In a folder, what a trainer put aside itself (`*.corrupt-<time>`,
+`*.nonfinite.safetensors`) and unfinished `*.tmp` files are evidence, not results, and are passed over.
+
+Not here: the formats (checkpoint/header.py), what is done about a bad file (download.py, resume.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from remote_runner.checkpoint import finite, header
+from remote_runner.errors import UsageFault
+
+SAFETENSORS = frozenset({".safetensors"})
+PICKLED = frozenset({".pt", ".pth", ".ckpt", ".bin"})
+OURS = frozenset({header.FORMAT, header.WEIGHTS_FORMAT})
+CHILD_TIMEOUT_S = 3600
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict on one file. `problem` is "" for a good one; `about` tells a good one's kind, step and root."""
+
+    path: Path
+    problem: str = ""
+    warnings: tuple[str, ...] = ()
+    about: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.problem
+
+
+def verify(paths: Sequence[Path], require: Sequence[str] = ()) -> list[Finding]:
+    """Verify files, and all files of weights and state below folders, in the order of their names.
+
+    Args:
+        require: keys (names of tensors) that each file must have.
+
+    Returns: a Finding for each file; a folder without any gets one that says so.
+
+    Raises:
+        UsageFault: a path does not exist.
+    """
+    found: list[Finding] = []
+    for path in paths:
+        if not path.exists():
+            raise UsageFault(f"{path}: no such file or folder", fix="give paths of snapshots, weights or their folders")
+        files = _below(path) if path.is_dir() else [path]
+        if not files:
+            found.append(Finding(path, "no snapshot or weights below this folder"))
+        found.extend(verify_file(file, require) for file in files)
+    return found
+
+
+def verify_file(path: Path, require: Sequence[str] = ()) -> Finding:
+    """Verify one file by what its suffix says it is. Never raises for what the file holds."""
+    if path.suffix in SAFETENSORS:
+        return _safetensors(path, require)
+    if path.suffix in PICKLED:
+        return _pickled(path, require)
+    known = ", ".join(sorted(SAFETENSORS | PICKLED))
+    return Finding(path, f"{path}: can't say what it should be; known suffixes: {known}")
+
+
+def _below(folder: Path) -> list[Path]:
+    files = (path for path in folder.rglob("*") if path.suffix in SAFETENSORS | PICKLED and path.is_file())
+    return sorted(path for path in files if ".nonfinite." not in path.name)
+
+
+def _safetensors(path: Path, require: Sequence[str]) -> Finding:
+    counts: dict[str, tuple[int, int]] = {}
+
+    def look(entry: header.Entry, at: int, block: memoryview) -> None:
+        nans, infinities = finite.count(entry.dtype, block)
+        if nans or infinities:
+            before = counts.get(entry.name, (0, 0))
+            counts[entry.name] = (before[0] + nans, before[1] + infinities)
+
+    try:
+        about, names, ours = _read(path, look)
+    except header.SnapshotCorrupt as wrong:
+        return Finding(path, str(wrong))
+    except OSError as wrong:
+        return Finding(path, f"{path}: {wrong.strerror}")
+    missing = [key for key in require if key not in names]
+    if missing:
+        return Finding(path, f"{path}: lacks {', '.join(missing)}")
+    warnings = []
+    for name, (nans, infinities) in sorted(counts.items()):
+        if nans:
+            return Finding(path, f"{path}: {name} holds {nans} NaN")
+        if ours:
+            return Finding(path, f"{path}: {name} holds {infinities} infinities")
+        warnings.append(f"{path}: {name} holds {infinities} infinities")
+    return Finding(path, "", tuple(warnings), about)
+
+
+def _read(path: Path, look: header.Look) -> tuple[str, set[str], bool]:
+    """Read a file once, proving what it offers to prove. Returns what it is, its names, and whether it is ours."""
+    fd = header.open_regular(path)
+    try:
+        head = header.read(path, fd)
+        names = {e.name for e in head.entries}
+        kind = head.metadata.get("format")
+        if kind == header.FORMAT:
+            told = header.verify_digests(path, look)
+            text = f"snapshot of {told['stage']}, step {told['step']}/{told['target_steps']}, root {told['root'][:12]}"
+            return text, names, True
+        try:
+            digests = header.digests_in(head)
+        except header.SnapshotCorrupt as wrong:
+            raise header.SnapshotCorrupt(f"{path}: {wrong}") from None
+        for entry, digest in header.digest_tensors(fd, head, look):
+            if digests and digests[entry.name] != digest:
+                raise header.SnapshotCorrupt(f"{path}: the bytes of {entry.name} are not those that were saved")
+        ours = kind in OURS
+        return f"{'weights' if ours else 'safetensors'}, {len(names)} tensors", names, ours
+    finally:
+        os.close(fd)
+
+
+def _pickled(path: Path, require: Sequence[str]) -> Finding:
+    command = [sys.executable, "-m", "remote_runner.checkpoint.torch_verify", str(path)]
+    for key in require:
+        command += ["--require", key]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return Finding(path, f"{path}: reading it took more than {CHILD_TIMEOUT_S} s")
+    told = _object(done.stdout)
+    if told is None:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return Finding(path, f"{path}: the process that reads it ended with {done.returncode}: {last[:300]}")
+    if done.returncode != 0 or told.get("ok") is not True:
+        return Finding(path, str(told.get("error", f"{path}: not good")))
+    warnings = tuple(f"{path}: {text}" for text in told.get("warnings", []))
+    return Finding(path, "", warnings, f"checkpoint, step {told.get('step')}, {told.get('tensors')} tensors")
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
