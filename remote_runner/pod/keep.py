@@ -87,6 +87,6 @@ def _conclude(root: str, job: Dict[str, Any], last: Dict[str, Any], code: int) -
     ended = workload.ended("supervisor-lost", evidence)
     ended["ended_unix_s"] = time.time()
     pausing.remove_file(root, job)
-    status = Status(root, job["name"], **last)
+    status = Status(root, **last)
     status.event("ended", **ended)
     status.conclude(state="ended", exit=ended, pid=None)

@@ -60,7 +60,8 @@ class Status:
         try:
             files.replace_json(self._root, layout.status(self._name), self.fields)
         except OSError as e:
-            print(f"{utc(time.time())} the status could not be written: {e}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # our own log may lie on the same disk
+                print(f"{utc(time.time())} the status could not be written: {e}", file=sys.stderr, flush=True)
             return False
         return True
 
