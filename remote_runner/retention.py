@@ -188,7 +188,8 @@ def prune(place: Place, read: bool = False) -> tuple[list[str], int] | None:
             mark.beat()
             place.store.delete(place.blob(sha256))
         mark.hold()
-        place.store.sweep(place.top)
+        for below in (place.blobs, place.backups):  # not the marks: others put theirs while we work
+            place.store.sweep(below)
         return [m["id"] for m in doomed], len(orphans)
     finally:
         mark.close()

@@ -26,7 +26,7 @@ from remote_runner.cli.base import DETACHED, Duration, Hours, access_options
 @click.option("--backup-every", type=Duration(), metavar="15m", help="Time between two backups.")
 @click.option("--detach", is_flag=True, help="Return once the deadline is armed on the pod.")
 @click.option("--give-up-after", type=Duration(), help="How long a lost pod is looked for.")
-@click.option("--from", "only_from", type=click.Choice(["pod", "here", "store"]), help="Which state to resume.")
+@click.option("--from", "only_from", metavar="PLACE", help="Resume pod, here, store, or a backup's ID.")
 @click.option(
     "--abandon", default="", metavar="TARGET", help="The last attempt's pod is gone; go on without asking it."
 )

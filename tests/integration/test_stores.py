@@ -1,4 +1,4 @@
-"""One suite for every kind of store: a folder, S3 (moto's server), sftp (a real sshd, with and without posix-rename)."""
+"""One suite for every kind of store: a folder, S3 (moto), sftp (a real sshd, with and without its extension)."""
 
 from __future__ import annotations
 
