@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -33,6 +34,13 @@ class Access:
             host_key=given["host_key"],
             accept_new_host_key=given["accept_new_host_key"],
         )
+
+    @property
+    def words(self) -> str:
+        """The target and login as they would be typed again."""
+        more = ["--user", self.user] if self.user else []
+        more += ["--identity", str(self.identity)] if self.identity else []
+        return shlex.join([self.target, *more])
 
     def endpoint(self, root: Path) -> Endpoint:
         return ssh.resolve(targets.parse(self.target), self.policy(root), self.user, self.identity)

@@ -28,6 +28,8 @@ from remote_runner.ssh import Endpoint, LinkLost
 from remote_runner.vault import Place
 from remote_runner.view import View
 
+LAUNCH_DOUBT_S = 120.0
+
 
 def run(access: Access, plan: Plan, view: View, only_from: str = "") -> Report | None:
     """Take an experiment to a pod and bring its results home.
@@ -45,9 +47,6 @@ def run(access: Access, plan: Plan, view: View, only_from: str = "") -> Report |
         endpoint = access.endpoint(plan.root)
         store = _store(plan)
         _refuse_existing_in_store(plan, store)
-        if plan.options.fresh:
-            _keep_here(plan, view.tell)
-            _keep_in_store(store, view.tell)
         journal.event("start", attempt=plan.attempt, target=str(endpoint), resume=plan.options.resume)
         if plan.options.resume:
             resume.ask_last_target(plan, str(endpoint), access.policy(plan.root), view.tell)
@@ -62,7 +61,7 @@ def run(access: Access, plan: Plan, view: View, only_from: str = "") -> Report |
         link = Link(endpoint, agent.root, view.tell, agent)
         if plan.options.detach:
             link.close()
-            view.tell(f"detached; come back with: remote-run attach {access.target} {plan.name}")
+            view.tell(f"detached; come back with: remote-run attach {access.words} {plan.name}")
             return None
         report = Report(plan.name, plan.attempt, str(endpoint), cause="unknown", resumed_from=resumed_from)
         report.hardware = facts.hardware
@@ -97,7 +96,7 @@ def _start(
             upload.send_code(agent, code, view.tell)
         with journal.phase("launch"):
             entry = _remember(plan, pod, facts, access, code)
-            status = launch.start(agent, plan, entry)
+            agent, status = _launch(agent, plan, entry, view.tell)
     except LinkLost as e:
         raise NotStarted(f"the connection broke before the launch: {e}", fix="run the command again") from None
     except KeyboardInterrupt:
@@ -113,12 +112,36 @@ def _start(
     return agent, running, resumed_from, facts
 
 
+def _launch(
+    agent: Agent, plan: Plan, entry: dict[str, Any], tell: Callable[[str], None]
+) -> tuple[Agent, dict[str, Any]]:
+    """Launch once. Where the link breaks in the middle, the pod says whether the job was started.
+
+    Raises:
+        NotStarted: it was not. OutOfContact: nobody knows; it may have been.
+    """
+    try:
+        return agent, launch.start(agent, plan, entry)
+    except LinkLost as e:
+        tell(f"the connection broke during the launch ({e}); asking the pod what became of it")
+        link = Link(agent.pod.endpoint, agent.root, tell)
+        give_up_at = time.time() + LAUNCH_DOUBT_S
+        status = link.use(lambda again: again.ask("state", name=plan.name), lambda: give_up_at).get("status") or {}
+        if status.get("attempt") != plan.attempt:
+            link.close()
+            raise NotStarted("the connection broke before the launch", fix="run the command again") from None
+        return link.agent(), status
+
+
 def _settle_state(agent: Agent, plan: Plan, store: Place, tell: Callable[[str], None], only_from: str) -> str:
     """Make the pod's files those of the state that the run begins with; what they replace is preserved."""
     there = agent.ask("list", outputs=plan.outputs, names=[plan.name])["files"]
     if not plan.options.resume:
         if there and not plan.options.fresh:
             raise plans.outputs_exist(plan.name, "on the pod", [str(f.get("path")) for f in there])
+        if plan.options.fresh:  # only now: the pod has taken the run
+            _keep_here(plan, tell)
+            _keep_in_store(store, tell)
         if there:
             _keep_on_pod(agent, plan, tell)
         return ""

@@ -107,7 +107,9 @@ def _unlock(path: Path, agent_keys: list[paramiko.AgentKey]) -> paramiko.PKey:
         )
     for _ in range(3):
         try:
-            return paramiko.PKey.from_path(path, getpass.getpass(f"passphrase of {path}: ").encode())
+            typed = getpass.getpass(f"passphrase of {path}: ").encode()
+            # annotated as str, but handed on as it is to cryptography, which wants bytes (paramiko 5.1)
+            return paramiko.PKey.from_path(path, typed)  # type: ignore[arg-type]
         except (paramiko.SSHException, ValueError):
             print("wrong passphrase", file=sys.stderr)
     raise PreflightFailed(f"{path}: wrong passphrase", fix=f"ssh-add {path}, or name another key with --identity")

@@ -50,4 +50,6 @@ def cli() -> None:
 
 def main() -> None:
     """The console script."""
+    if sys.platform == "win32":
+        sys.exit("remote-run runs on Linux and macOS; on Windows, use it inside WSL2")
     sys.exit(run_cli(cli, sys.argv[1:]))

@@ -73,7 +73,10 @@ def run(target: str, config: Path, extra: tuple[str, ...], **given: Any) -> int:
         try:
             report = controller.run(access, plan, view, given["only_from"] or "")
         except KeyboardInterrupt:
-            print(f"detached: the run goes on. Come back with: remote-run attach {target} {plan.name}", file=sys.stderr)
+            print(
+                f"detached: the run goes on. Come back with: remote-run attach {access.words} {plan.name}",
+                file=sys.stderr,
+            )
             return DETACHED
     if report is None:
         return 0
