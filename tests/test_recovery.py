@@ -282,7 +282,23 @@ def test_a_finished_run_resumed_writes_its_metadata_again(straight, tmp_path):
 
 def test_a_start_over_snapshots_and_a_resume_of_nothing_are_refused(straight, tmp_path):
     assert "--resume" in straight.must_train(code=78).output
-    assert "nothing to resume" in Root(tmp_path).must_train("--resume", code=78).output
+    root = Root(tmp_path)
+    assert "nothing to resume" in root.must_train("--resume", code=78).output
+    assert not root.folder.exists()
+    # A restart by a supervisor, of a life that ended before it left anything, begins at the first step.
+    root.must_train("--resume", env={"REMOTE_RUN_SEGMENT": "2"})
+    assert root.roots() == straight.roots()
+
+
+def test_another_mode_on_resume_is_told_and_kept(tmp_path):
+    root = Root(tmp_path)
+    root.must_train(strike=f"{STEP}:20:SIGUSR1", code=75)
+    whole = snapshot.load(root.snapshot("generator"))
+    elsewhere = {**whole.volatile, "versions": {**whole.volatile["versions"], "mlx": "0.1"}}
+    snapshot.save(root.folder, snapshot.Snapshot(whole.tensors, whole.state, elsewhere))
+    assert "warning: versions" in root.must_train("--resume").output
+    changed_ = json.loads((root.folder / "generator.json").read_text())["interruptions"][-1]["changed"]
+    assert changed_["versions"][0]["mlx"] == "0.1"
 
 
 def test_a_loss_that_is_not_finite_ends_with_65_and_keeps_the_evidence(tmp_path):

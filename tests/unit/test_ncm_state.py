@@ -130,6 +130,21 @@ def test_a_snapshot_taken_by_reference_does_not_see_later_steps(built, run):
         assert np.array_equal(t.data, copies[name]), name
 
 
+def test_a_snapshot_in_flight_costs_one_extra_copy_of_the_state_at_most():
+    gc.collect()
+    live = {f"model.{i}": mx.random.normal((1 << 20,)) for i in range(4)}
+    mx.eval(live)
+    state_bytes, before = 4 << 22, mx.get_active_memory()
+    tensors = {name: arrays.to_tensor(array) for name, array in live.items()}
+    assert mx.get_active_memory() == before  # taken by reference
+    for name in live:
+        live[name] = live[name] * 0.9  # the next step
+        mx.eval(live[name])
+    assert mx.get_active_memory() - before <= state_bytes
+    del tensors
+    assert mx.get_active_memory() - before <= state_bytes // 4
+
+
 def test_a_validation_that_is_not_finite_never_becomes_the_best(built, run, tmp_path):
     progress = loop.Progress(best_step=0, best_metric=9.0)
     nan = replace(built, validate=lambda cut: {"validation": float("nan"), "validation_accuracy": 0.0})

@@ -16,10 +16,12 @@ import mlx.core as mx
 import numpy as np
 
 from ncm_mlx import arrays, boards, codec, config, loop, restart, stage
+from remote_runner.checkpoint import config as strict
 from remote_runner.checkpoint import contract, pause, rotate, snapshot, writer
 from remote_runner.checkpoint.config import ConfigError
 
 COMPILED, EAGER = "compiled", "eager"
+SAME_BITS = ("versions", "host", "mode")  # facts that a run equal to the bit has in common
 
 
 def run(c: config.Config, weights: config.Restart | None, *, resume: bool) -> int:
@@ -70,7 +72,7 @@ def _one_stage(s: stage.Stage, run: loop.Run, resume: bool, weights: dict[str, A
     found = _found(folder, s.name) if resume else None
     if found is not None:
         progress = loop.restore(s, found.snapshot)
-        _warn_of_versions(found.snapshot, run)
+        _warn_of_changes(found.snapshot, progress, run)
         run.loaded_as, run.loaded_root = (progress.step, progress.evaluation_due), found.snapshot.root
     else:
         progress = loop.Progress() if weights is None else restart.begin(s, weights)
@@ -97,31 +99,32 @@ def _write_inference(s: stage.Stage, progress: loop.Progress, run: loop.Run, roo
         "interruptions": progress.interruptions,
         "training_s": round(progress.training_s, 3),
         "waited_for_saves_s": round(run.writer.waited_s, 3),
-        **{key: run.facts[key] for key in ("versions", "host", "mode")},
+        **{key: run.facts[key] for key in SAME_BITS},
     }
     rotate.replace_with(folder / f"{s.name}.json", (json.dumps(told, indent=1) + "\n").encode())
 
 
 def _begin(c: config.Config, weights: config.Restart | None, resume: bool) -> dict[str, Any]:
     """Refuse a start that would overwrite, or a resume of nothing; note what was begun."""
-    c.folder.mkdir(parents=True, exist_ok=True)
     note = c.folder / "begun.json"
     there = [name for name in (stage.CODEC, stage.GENERATOR) if _files_of(c.folder, name)]
     if there and not resume:
         raise ConfigError(f"{c.folder} holds snapshots of {', '.join(there)}", "go on with --resume, or move it away")
     told = {"config": asdict(c), "restart": restart.note_of(weights)}
-    if not resume:
-        rotate.replace_with(note, (json.dumps(told, indent=1) + "\n").encode())
-        return told
-    if not there and not note.exists():
+    if resume and note.exists():
+        before = strict.load(note).get("restart")
+        if weights is not None and told["restart"] != before:
+            raise ConfigError(
+                f"{c.folder} was not begun from these weights: {before} -> {told['restart']}",
+                "resume without --generator-checkpoint, or begin a new run under another name",
+            )
+        return {**told, "restart": before}
+    # A life that was killed in its first moments left nothing, and the next one is told to resume.
+    if resume and not there and contract.segment() == 1:
         raise ConfigError(f"{c.folder} holds nothing to resume", "start without --resume")
-    before = json.loads(note.read_text()) if note.exists() else told
-    if weights is not None and told["restart"] != before["restart"]:
-        raise ConfigError(
-            f"{c.folder} was not begun from these weights: {before['restart']} -> {told['restart']}",
-            "resume without --generator-checkpoint, or begin a new run under another name",
-        )
-    return {**before, "config": told["config"]}
+    c.folder.mkdir(parents=True, exist_ok=True)
+    rotate.replace_with(note, (json.dumps(told, indent=1) + "\n").encode())
+    return told
 
 
 def _found(folder: Path, name: str) -> snapshot.Found | None:
@@ -145,13 +148,15 @@ def _files_of(folder: Path, name: str) -> list[Path]:
     return sorted(path for path in kept if path.suffix != ".tmp" and ".nonfinite." not in path.name)
 
 
-def _warn_of_versions(found: snapshot.Snapshot, run: loop.Run) -> None:
-    for key in ("versions", "mode"):
-        if found.volatile.get(key) != run.facts[key]:
-            contract.say(
-                f"warning: {key} {found.volatile.get(key)} -> {run.facts[key]}: "
-                "what follows may differ in the last bits from a run that was never touched"
-            )
+def _warn_of_changes(found: snapshot.Snapshot, progress: loop.Progress, run: loop.Run) -> None:
+    """Another version, machine or mode may round differently: say so, and keep it with the interruption."""
+    changed = {
+        key: [found.volatile.get(key), run.facts[key]] for key in SAME_BITS if found.volatile.get(key) != run.facts[key]
+    }
+    for key, (old, new) in changed.items():
+        contract.say(f"warning: {key} {old} -> {new}: what follows may differ in the last bits from a straight run")
+    if changed:
+        progress.interruptions[-1]["changed"] = changed
 
 
 def _facts(c: config.Config) -> dict[str, Any]:
