@@ -124,7 +124,11 @@ def _link_previous(path: Path) -> bool:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
             raise
         return True
-    os.replace(temp, previous)
+    try:
+        os.replace(temp, previous)
+    except OSError:
+        temp.unlink(missing_ok=True)
+        raise
     return False
 
 
