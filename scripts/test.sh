@@ -38,6 +38,6 @@ if [ $# -eq 0 ]; then
     mypy
     lint-imports
 fi
-# Tests that start trainers a guard of this machine could see run one at a time, after the rest.
-pytest -n "${TEST_JOBS:-3}" -m "not alone" "$@"
+# Tests that start trainers which a guard of this machine could see run one at a time, before the rest.
 pytest -m alone "$@" || [ $? -eq 5 ] # 5: the selection has none of these
+pytest -n "${TEST_JOBS:-3}" -m "not alone" "$@"
