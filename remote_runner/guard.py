@@ -40,7 +40,17 @@ def hold(pod: Pod, plan: Plan, facts: Facts, tell: Callable[[str], None]) -> Age
         raise _refusal(str(pod.endpoint), e, plan) from None
     for process in answer.get("running") or []:
         tell(f"going on although this runs there, as asked: {_show(process)}")
+    for line in answer.get("gpu") or []:
+        tell(f"the GPU is in use there: {printable(str(line))}")
+    if isinstance(died := answer.get("died"), dict):
+        tell(_died(died))
     return agent
+
+
+def _died(died: dict[str, Any]) -> str:
+    """The last job there has left no exit record: say so once, when the next one takes its place."""
+    why = "the pod was restarted" if died.get("fate") == "restarted" else "its supervisor was killed"
+    return printable(f"the run {died.get('name')} (attempt {died.get('attempt')}) died without a final status: {why}")
 
 
 def _show(process: dict[str, Any]) -> str:

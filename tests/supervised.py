@@ -20,7 +20,7 @@ from pods import NAMESPACED, wait_for
 
 from remote_runner import zipapp
 
-_INIT = """
+INIT = """
 import json, os, sys
 from remote_runner.pod import hold, launch
 root, app, job = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
@@ -75,7 +75,7 @@ class Box:
             **changes,
         }
         (self.root / "artifacts/x").mkdir(parents=True, exist_ok=True)
-        argv = [*self.before, *NAMESPACED, sys.executable, "-c", _INIT, self.root, own / app.name, json.dumps(job)]
+        argv = [*self.before, *NAMESPACED, sys.executable, "-c", INIT, self.root, own / app.name, json.dumps(job)]
         self.init = subprocess.Popen(
             [str(a) for a in argv], stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
         )
@@ -115,7 +115,7 @@ class Box:
                     for pid in map(int, (task / "children").read_text().split()):
                         todo.append(pid)
                         argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-                        if argv and _INIT.encode() not in argv:
+                        if argv and INIT.encode() not in argv:
                             found[pid] = [os.fsdecode(a) for a in argv]
         return found
 
