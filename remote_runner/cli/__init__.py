@@ -21,6 +21,7 @@ COMMANDS = {
     "pause": ("live", "pause"),
     "stop": ("live", "stop"),
     "download": ("live", "download"),
+    "backup": ("backup", "backup"),
     "backups": ("stored", "backups"),
     "restore": ("stored", "restore"),
     "prune": ("stored", "prune"),
