@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from remote_runner import ending, guard, launch, preflight, record, resume, retention, ssh, stores, upload, vault
@@ -24,7 +25,7 @@ from remote_runner.pod import layout, preserve
 from remote_runner.record import Journal
 from remote_runner.regular import Regular
 from remote_runner.report import Report
-from remote_runner.ssh import Endpoint, LinkLost
+from remote_runner.ssh import LinkLost
 from remote_runner.vault import Place
 from remote_runner.view import View
 
@@ -41,75 +42,82 @@ def run(access: Access, plan: Plan, view: View, only_from: str = "") -> Report |
         RunnerError: each class with its exit code; nothing is lost on any of them.
         KeyboardInterrupt: Ctrl-C while following; the run goes on.
     """
-    began = time.monotonic()
     with record.only_controller(plan.root, plan.name):
-        journal = Journal(plan.root, plan.name)
-        endpoint = access.endpoint(plan.root)
-        store = _store(plan)
-        _refuse_existing_in_store(plan, store)
-        journal.event("start", attempt=plan.attempt, target=str(endpoint), resume=plan.options.resume)
-        if plan.options.resume:
-            resume.ask_last_target(plan, str(endpoint), access.policy(plan.root), view.tell)
-        pod = _connect(endpoint, journal, view.tell)
-        started = False
-        try:
-            agent, running, resumed_from, facts = _start(pod, plan, store, journal, view, access, only_from)
-            started = True
-        finally:
-            if not started:
-                pod.close()
-        link = Link(endpoint, agent.root, view.tell, agent)
+        start = Start(access, plan, _store(plan), Journal(plan.root, plan.name), view.tell, only_from)
+        _refuse_existing_in_store(start)
+        start.journal.event("start", attempt=plan.attempt, target=access.target, resume=plan.options.resume)
+        run, report = _start(start)
         if plan.options.detach:
-            link.close()
+            run.link.close()
+            run.backups.close()
             view.tell(f"detached; come back with: remote-run attach {access.words} {plan.name}")
             return None
-        report = Report(plan.name, plan.attempt, str(endpoint), cause="unknown", resumed_from=resumed_from)
-        report.hardware = facts.hardware
-        return ending.finish(
-            link, running, plan.root, plan.outputs, _regular(plan, store, view.tell), report, journal, view, began
-        )
+        return ending.finish(run, report, start.journal, view)
 
 
-def _connect(endpoint: Endpoint, journal: Journal, tell: Callable[[str], None]) -> ssh.Pod:
-    with journal.phase("connect"):
-        return ssh.connect(endpoint, tell)
+@dataclass(frozen=True)
+class Start:
+    """What all steps up to the launch share."""
+
+    access: Access
+    plan: Plan
+    store: Place
+    journal: Journal
+    tell: Callable[[str], None]
+    only_from: str
 
 
-def _start(
-    pod: ssh.Pod,
-    plan: Plan,
-    store: Place,
-    journal: Journal,
-    view: View,
-    access: Access,
-    only_from: str,
-) -> tuple[Agent, Running, str, preflight.Facts]:
-    """From the open connection to the armed deadline."""
+def _start(start: Start) -> tuple[Running, Report]:
+    """Connect, and go on to the armed deadline; what fails on the way leaves no connection open."""
+    endpoint = start.access.endpoint(start.plan.root)
+    if start.plan.options.resume:
+        resume.ask_last_target(start.plan, str(endpoint), start.access.policy(start.plan.root), start.tell)
+    with start.journal.phase("connect"):
+        pod = ssh.connect(endpoint, start.tell)
     try:
-        with journal.phase("preflight"):
-            code = upload.collect(plan)
-            facts = preflight.check(pod, plan, code.size, _snapshot_bytes(plan), view.tell)
-        with journal.phase("guard"):
-            agent = guard.hold(pod, plan, facts, view.tell)
-        with journal.phase("upload"):
-            resumed_from = _settle_state(agent, plan, store, view.tell, only_from)
-            upload.send_code(agent, code, view.tell)
-        with journal.phase("launch"):
-            entry = _remember(plan, pod, facts, access, code)
-            agent, status = _launch(agent, plan, entry, view.tell)
+        return _start_on(pod, start)
     except LinkLost as e:
+        pod.close()
         raise NotStarted(f"the connection broke before the launch: {e}", fix="run the command again") from None
     except KeyboardInterrupt:
+        pod.close()
         raise NotStarted("interrupted before the launch", fix="run the command again") from None
+    except BaseException:
+        pod.close()
+        raise
+
+
+def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
+    plan, journal, tell = start.plan, start.journal, start.tell
+    with journal.phase("preflight"):
+        code = upload.collect(plan)
+        facts = preflight.check(pod, plan, code.size, _snapshot_bytes(plan), tell)
+    with journal.phase("guard"):
+        agent = guard.hold(pod, plan, facts, tell)
+    with journal.phase("upload"):
+        resumed_from = _settle_state(agent, start)
+        upload.send_code(agent, code, tell)
+    with journal.phase("launch"):
+        entry = _remember(plan, pod, facts, start.access, code)
+        agent, status = _launch(agent, plan, entry, tell)
     deadline = status["deadline"]
-    view.tell(
+    tell(
         f"started: supervisor pid {status['supervisor']['pid']}, attempt {plan.attempt}, segment {status['segment']}; "
         f"deadline {deadline['at']} armed on the pod"
     )
     journal.event("launched", attempt=plan.attempt, deadline=deadline)
-    give_up_s = plan.options.give_up_after_s
-    running = Running(plan.name, plan.options.max_s, time.time() + plan.options.max_s, status, give_up_s)
-    return agent, running, resumed_from, facts
+    run = Running(
+        name=plan.name,
+        root=plan.root,
+        outputs=plan.outputs,
+        link=Link(agent.pod.endpoint, agent.root, tell, agent),
+        backups=_regular(plan, start.store, tell),
+        deadline_unix_s=time.time() + plan.options.max_s,
+        give_up_after_s=plan.options.give_up_after_s,
+    )
+    report = Report(plan.name, plan.attempt, str(pod.endpoint), cause="unknown", resumed_from=resumed_from)
+    report.hardware = facts.hardware
+    return run, report
 
 
 def _launch(
@@ -133,21 +141,26 @@ def _launch(
         return link.agent(), status
 
 
-def _settle_state(agent: Agent, plan: Plan, store: Place, tell: Callable[[str], None], only_from: str) -> str:
-    """Make the pod's files those of the state that the run begins with; what they replace is preserved."""
+def _settle_state(agent: Agent, start: Start) -> str:
+    """Make the pod's files those of the state that the run begins with; what they replace is preserved.
+
+    Returns:
+        Which state that is, for the report; empty for a fresh start.
+    """
+    plan, tell = start.plan, start.tell
     there = agent.ask("list", outputs=plan.outputs, names=[plan.name])["files"]
     if not plan.options.resume:
         if there and not plan.options.fresh:
             raise plans.outputs_exist(plan.name, "on the pod", [str(f.get("path")) for f in there])
         if plan.options.fresh:  # only now: the pod has taken the run
             _keep_here(plan, tell)
-            _keep_in_store(store, tell)
+            _keep_in_store(start.store, tell)
         if there:
             _keep_on_pod(agent, plan, tell)
         return ""
-    winner = resume.choose(agent, plan, store, tell, only_from)
+    winner = resume.choose(agent, plan, start.store, tell, start.only_from)
     if winner.place == "store":
-        resume.bring_here(plan, store, winner, tell)
+        resume.bring_here(plan, start.store, winner, tell)
     if winner.place != "pod":
         if there:
             _keep_on_pod(agent, plan, tell)
@@ -183,8 +196,9 @@ def _regular(plan: Plan, store: Place, tell: Callable[[str], None]) -> Regular:
     return Regular(store, vault.spool(plan.root, plan.name), plan.outputs, plan.attempt, every_s, tell)
 
 
-def _refuse_existing_in_store(plan: Plan, store: Place) -> None:
-    if not plan.options.resume and not plan.options.fresh and (found := vault.asked(store)):
+def _refuse_existing_in_store(start: Start) -> None:
+    plan = start.plan
+    if not plan.options.resume and not plan.options.fresh and (found := vault.asked(start.store)):
         raise plans.outputs_exist(plan.name, "in the store", [m["id"] for m in found])
 
 

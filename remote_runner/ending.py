@@ -17,49 +17,39 @@ from remote_runner import report as reports
 from remote_runner.agent import Denied
 from remote_runner.errors import BackupFailed, OutOfContact, RunnerError, Unverified
 from remote_runner.follow import Running
-from remote_runner.link import Link
 from remote_runner.record import Journal
-from remote_runner.regular import Regular
 from remote_runner.report import Report
 from remote_runner.view import View
 
 
-def finish(
-    link: Link,
-    running: Running,
-    root: Path,
-    outputs: list[str],
-    regular: Regular | None,
-    report: Report,
-    journal: Journal,
-    view: View,
-    began: float,
-) -> Report:
-    """Follow to the end, then bring everything home on success, failure, pause and deadline alike."""
+def finish(run: Running, report: Report, journal: Journal, view: View) -> Report:
+    """Follow to the end, then bring everything home on success, failure, pause and deadline alike.
+
+    Args:
+        report: begun; what becomes of the run is added to it.
+    """
     try:
         with journal.phase("run"):
-            status = follow.until_end(link, running, view, regular)
+            status = follow.until_end(run, view)
         _take_end(report, status)
-        give_up = running.give_up_at()
-        if regular is not None:
-            with journal.phase("last backup"):
-                _last_backup(link, regular, report, give_up, view.tell)
+        give_up = run.give_up_at()
+        with journal.phase("last backup"):
+            _last_backup(run, report, give_up, view.tell)
         with journal.phase("download"):
-            _download(link, running, root, outputs, report, give_up, view.tell)
+            _download(run, report, give_up, view.tell)
     except OutOfContact as e:
         report.problems.append({"exit_code": e.exit_code, "message": str(e), "fix": e.fix})
     finally:
-        link.close()
-        if regular is not None:
-            regular.close()
-            report.backups, report.last_backup = regular.made, regular.last.id if regular.last else ""
-    reports.add_local_facts(report, root, outputs)
+        run.link.close()
+        run.backups.close()
+    report.backups, report.last_backup = run.backups.made, run.backups.last.id if run.backups.last else ""
+    reports.add_local_facts(report, run.root, run.outputs)
     report.steps_repeated = reports.repeated_steps(report.segments) if report.resumed_from else None
     report.phases_s = {k: round(v, 2) for k, v in journal.phases.items()}
-    report.wall_s = round(time.monotonic() - began, 2)
+    report.wall_s = round(time.monotonic() - journal.began_s, 2)
     report.settle()
-    reports.save(report, root)
-    _close_record(root, report)
+    reports.save(report, run.root)
+    _close_record(run.root, report)
     journal.event("end", cause=report.cause, exit_code=report.exit_code)
     return report
 
@@ -75,31 +65,21 @@ def _take_end(report: Report, status: dict[str, Any]) -> None:
         report.evidence = "the supervisor on the pod is gone and left no exit record (killed, or the pod was restarted)"
 
 
-def _last_backup(
-    link: Link, regular: Regular, report: Report, give_up: Callable[[], float], tell: Callable[[str], None]
-) -> None:
+def _last_backup(run: Running, report: Report, give_up: Callable[[], float], tell: Callable[[str], None]) -> None:
     try:
-        link.use(regular.finish, give_up)
+        run.link.use(run.backups.finish, give_up)
     except (BackupFailed, Unverified) as e:
         tell(str(e))
         report.problems.append({"exit_code": BackupFailed.exit_code, "message": str(e), "fix": e.fix})
-        link.close()  # whatever was under way on that connection is not ours any more
+        run.link.close()  # whatever was under way on that connection is not ours any more
 
 
-def _download(
-    link: Link,
-    running: Running,
-    root: Path,
-    outputs: list[str],
-    report: Report,
-    give_up: Callable[[], float],
-    tell: Callable[[str], None],
-) -> None:
+def _download(run: Running, report: Report, give_up: Callable[[], float], tell: Callable[[str], None]) -> None:
     try:
-        home = link.use(lambda agent: download.bring_home(agent, root, running.name, outputs, tell), give_up)
+        home = run.link.use(lambda agent: download.bring_home(agent, run.root, run.name, run.outputs, tell), give_up)
         report.fetched_files, report.fetched_bytes = home.fetched, home.fetched_bytes
         report.verified_files, report.left_on_pod = len(home.manifest), home.left
-        _add_manifest(root, running.name, home.manifest)
+        _add_manifest(run.root, run.name, home.manifest)
         home.require()
     except (Unverified, Denied, OSError) as e:
         fix = e.fix if isinstance(e, RunnerError) else "make room or look at the disk, then: remote-run download"

@@ -2,7 +2,7 @@
 
 The connection may be lost and come back; the log goes on from the byte it had.
 
-Not here: what is shown (view.py), what happens after the end (controller.py).
+Not here: what is shown (view.py), what happens after the end (ending.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from remote_runner import ssh
@@ -24,12 +25,14 @@ GRACE_S = 15 * 60.0  # after the deadline; then a pod that does not answer is gi
 
 @dataclass
 class Running:
-    """A run that was started, as far as the controller knows it."""
+    """A run that was started: where it is, where it comes home, and what is known of it."""
 
     name: str
-    max_s: float
-    deadline_local_unix_s: float  # by this machine's clock
-    status: dict[str, Any]
+    root: Path  # the project here
+    outputs: list[str]
+    link: Link
+    backups: Regular
+    deadline_unix_s: float  # by this machine's clock
     give_up_after_s: float | None = None
 
     def give_up_at(self) -> Callable[[], float]:
@@ -37,10 +40,10 @@ class Running:
         if self.give_up_after_s is not None:
             fixed = time.time() + self.give_up_after_s
             return lambda: fixed
-        return lambda: self.deadline_local_unix_s + GRACE_S
+        return lambda: self.deadline_unix_s + GRACE_S
 
 
-def until_end(link: Link, run: Running, view: View, backups: Regular | None) -> dict[str, Any]:
+def until_end(run: Running, view: View) -> dict[str, Any]:
     """Follow to the end.
 
     Returns:
@@ -64,16 +67,15 @@ def until_end(link: Link, run: Running, view: View, backups: Regular | None) -> 
             offset += len(part)
             status = header.get("status")
             if isinstance(status, dict):
-                run.status = status
                 view.status(status)
             if part:
                 view.log(printable(part.decode("utf-8", "replace")))
-            if backups is not None and not (isinstance(status, dict) and status.get("exit")):
-                backups.tick(link)
+            if not (isinstance(status, dict) and status.get("exit")):
+                run.backups.tick(run.link)
 
     while True:
-        seen = link.use(watch, run.give_up_at())
+        seen = run.link.use(watch, run.give_up_at())
         if seen.get("ended"):
-            run.status = field(seen, "status", dict)
-            view.status(run.status)
-            return run.status
+            last: dict[str, Any] = field(seen, "status", dict)
+            view.status(last)
+            return last

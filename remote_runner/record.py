@@ -59,6 +59,7 @@ class Journal:
     root: Path
     name: str
     phases: dict[str, float] = field(default_factory=dict)
+    began_s: float = field(default_factory=time.monotonic)
 
     def event(self, what: str, **fields: Any) -> None:
         path = self.root / layout.run_file(self.name, "-controller.jsonl")

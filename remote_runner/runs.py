@@ -86,22 +86,24 @@ def attach(known: Known, agent: Agent, backup_to: str, backup_every_s: float | N
     Raises:
         RunnerError: as `controller.run`.
     """
-    began = time.monotonic()
     with record.only_controller(known.root, known.name):
         journal = Journal(known.root, known.name)
         journal.event("attach", attempt=known.attempt, target=str(agent.pod.endpoint))
         seen = agent.ask("state", name=known.name)
-        status = seen.get("status") or {}
-        deadline = status.get("deadline") or {}
+        deadline = (seen.get("status") or {}).get("deadline") or {}
         left_s = float(deadline.get("unix_s") or 0) - float(seen.get("now_unix_s") or 0)
-        running = Running(known.name, float(deadline.get("max_s") or 0), time.time() + left_s, status)
+        every_s = backup_every_s or settings.load(known.root, known.name).backup.every
+        store, spool = place(known.root, known.name, backup_to), vault.spool(known.root, known.name)
+        run = Running(
+            name=known.name,
+            root=known.root,
+            outputs=known.outputs,
+            link=Link(agent.pod.endpoint, agent.root, view.tell, agent),
+            backups=Regular(store, spool, known.outputs, known.attempt, every_s, view.tell),
+            deadline_unix_s=time.time() + left_s,
+        )
         report = Report(known.name, known.attempt, str(agent.pod.endpoint), cause="unknown")
-        regular = Regular(
-            place(known.root, known.name, backup_to), vault.spool(known.root, known.name), known.outputs, known.attempt,
-            backup_every_s or settings.load(known.root, known.name).backup.every, view.tell,
-        )  # fmt: skip
-        link = Link(agent.pod.endpoint, agent.root, view.tell, agent)
-        return ending.finish(link, running, known.root, known.outputs, regular, report, journal, view, began)
+        return ending.finish(run, report, journal, view)
 
 
 def place(start: Path, name: str, store: str) -> Place:
