@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from ncm_mlx import arrays, boards, codec, config, layers, loop, stage
+from ncm_mlx import arrays, boards, codec, config, layers, loop, stage, state
 from trainer_runs import TINY
 
 from remote_runner.checkpoint import pause, snapshot, writer
@@ -66,12 +66,12 @@ def in_snapshot(built):
 
 
 def test_every_array_a_model_or_optimizer_can_reach_is_in_the_snapshot(built, run):
-    progress = loop.Progress()
+    progress = state.Progress()
     loop._step(built, progress, run)
     reached = reachable_arrays(built.model, built.optimizer)
     assert len(reached) > 20
     assert set(reached) == in_snapshot(built)
-    names = set(loop.content(built, progress, run).tensors)
+    names = set(state.content(built, progress, run.facts).tensors)
     assert len(names) == len(reached) + 1 and "history.loss" in names
 
 
@@ -99,13 +99,13 @@ def test_a_tuple_of_arrays_is_refused_since_it_could_not_be_restored():
 
 
 def test_what_goes_into_a_snapshot_comes_back_into_fresh_objects(built, data, run, tmp_path):
-    progress = loop.Progress()
+    progress = state.Progress()
     for _ in range(5):
         loop._step(built, progress, run)
     loop._evaluate(built, progress, run)
-    snapshot.save(tmp_path, loop.content(built, progress, run))
+    snapshot.save(tmp_path, state.content(built, progress, run.facts))
     again = build_stage(built.name, data)
-    resumed = loop.restore(again, snapshot.load_newest(tmp_path, built.name).snapshot)
+    resumed = state.restore(again, snapshot.load_newest(tmp_path, built.name).snapshot)
     for prefix, old, new in (
         ("model", built.model, again.model),
         ("optimizer", built.optimizer.state, again.optimizer.state),
@@ -120,9 +120,9 @@ def test_what_goes_into_a_snapshot_comes_back_into_fresh_objects(built, data, ru
 
 
 def test_a_snapshot_taken_by_reference_does_not_see_later_steps(built, run):
-    progress = loop.Progress()
+    progress = state.Progress()
     loop._step(built, progress, run)
-    content = loop.content(built, progress, run)
+    content = state.content(built, progress, run.facts)
     copies = {name: np.array(t.data) for name, t in content.tensors.items()}
     for _ in range(4):
         loop._step(built, progress, run)
@@ -146,7 +146,7 @@ def test_a_snapshot_in_flight_costs_one_extra_copy_of_the_state_at_most():
 
 
 def test_a_validation_that_is_not_finite_never_becomes_the_best(built, run, tmp_path):
-    progress = loop.Progress(best_step=0, best_metric=9.0)
+    progress = state.Progress(best_step=0, best_metric=9.0)
     nan = replace(built, validate=lambda cut: {"validation": float("nan"), "validation_accuracy": 0.0})
     with pytest.raises(snapshot.NonFinite, match="validation is nan"):
         loop._evaluate(nan, progress, run)

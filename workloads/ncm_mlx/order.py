@@ -8,6 +8,7 @@ Not here: what is done with a batch (train.py).
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ def place(step: int, samples: int, batch: int) -> Place:
     return Place(step // per_epoch, step % per_epoch * batch)
 
 
+@lru_cache(maxsize=2)
 def epoch_order(seed: int, stage: str, epoch: int, samples: int) -> npt.NDArray[np.int64]:
     """(samples,) int64, the shuffled order of one epoch.
 
@@ -42,7 +44,9 @@ def epoch_order(seed: int, stage: str, epoch: int, samples: int) -> npt.NDArray[
     (NEP 19).
     """
     words = key_words(seed, stage, epoch, "order")
-    return np.argsort(np.random.Philox(key=words[0] << 32 | words[1]).random_raw(samples), kind="stable")
+    found = np.argsort(np.random.Philox(key=words[0] << 32 | words[1]).random_raw(samples), kind="stable")
+    found.flags.writeable = False  # it is handed out again
+    return found
 
 
 def order_sha256(order: npt.NDArray[np.int64]) -> str:

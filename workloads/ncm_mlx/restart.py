@@ -3,7 +3,7 @@
 It goes on at a given step of the schedule and of the data order, with new optimizer moments. That is another run than
 the one that was interrupted, and its `lineage` says so wherever it goes.
 
-Not here: exact resume (loop.restore).
+Not here: exact resume (state.restore).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ncm_mlx import arrays, config, loop, stage
+from ncm_mlx import arrays, config, stage, state
 from remote_runner.checkpoint import contract, header, rotate, snapshot
 from remote_runner.checkpoint.config import ConfigError
 
@@ -34,7 +34,7 @@ def note_of(weights: config.Restart | None) -> dict[str, Any] | None:
     return {"file": str(weights.checkpoint), "start_step": weights.start_step, "sha256": digest, "root": root}
 
 
-def begin(s: stage.Stage, note: dict[str, Any]) -> loop.Progress:
+def begin(s: stage.Stage, note: dict[str, Any]) -> state.Progress:
     """Put the weights into the stage; its first act will be to validate them, so that worse ones never win."""
     step = note["start_step"]
     if not 0 <= step < s.target_steps:
@@ -51,7 +51,7 @@ def begin(s: stage.Stage, note: dict[str, Any]) -> loop.Progress:
         "start_step": step,
         "changes": CHANGES,
     }
-    return loop.Progress(start_step=step, step=step, evaluation_due=True, lineage=lineage)
+    return state.Progress(start_step=step, step=step, evaluation_due=True, lineage=lineage)
 
 
 def take_codec(folder: Path, source: Path) -> str:

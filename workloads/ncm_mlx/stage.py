@@ -51,6 +51,10 @@ class Stage:
     def fingerprint(self) -> str:
         return config.fingerprint(self.identity)
 
+    def keys(self, step: int) -> dict[str, list[int]]:
+        """The words of the random keys that the step after `step` finished ones uses, by name."""
+        return {name: order.key_words(self.seed, self.name, step, name) for name in self.key_names}
+
     @property
     def state(self) -> list[Any]:
         """The live containers that a step reads and replaces."""

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ncm_mlx import arrays, boards, codec, config, loop, restart, stage
+from ncm_mlx import arrays, boards, codec, config, loop, restart, stage, state
 from remote_runner.checkpoint import config as strict
 from remote_runner.checkpoint import contract, pause, rotate, snapshot, writer
 from remote_runner.checkpoint.config import ConfigError
@@ -71,18 +71,16 @@ def _one_stage(s: stage.Stage, run: loop.Run, resume: bool, weights: dict[str, A
     folder = run.config.folder
     found = _found(folder, s.name) if resume else None
     if found is not None:
-        progress = loop.restore(s, found.snapshot)
+        progress = state.restore(s, found.snapshot)
         _warn_of_changes(found.snapshot, progress, run)
-        run.loaded_as, run.loaded_root = (progress.step, progress.evaluation_due), found.snapshot.root
     else:
-        progress = loop.Progress() if weights is None else restart.begin(s, weights)
-        run.loaded_as, run.loaded_root = None, ""
+        progress = state.Progress() if weights is None else restart.begin(s, weights)
     root = loop.train(s, progress, run)
     _write_inference(s, progress, run, root)
     return root
 
 
-def _write_inference(s: stage.Stage, progress: loop.Progress, run: loop.Run, root: str) -> None:
+def _write_inference(s: stage.Stage, progress: state.Progress, run: loop.Run, root: str) -> None:
     best = progress.best or {name[1:]: array for name, array in arrays.live(s.model, "").items()}
     tensors = {name: arrays.to_tensor(array) for name, array in best.items()}
     about = {"stage": s.name, "step": str(progress.best_step or progress.step), "root": root}
@@ -148,7 +146,7 @@ def _files_of(folder: Path, name: str) -> list[Path]:
     return sorted(path for path in kept if path.suffix != ".tmp" and ".nonfinite." not in path.name)
 
 
-def _warn_of_changes(found: snapshot.Snapshot, progress: loop.Progress, run: loop.Run) -> None:
+def _warn_of_changes(found: snapshot.Snapshot, progress: state.Progress, run: loop.Run) -> None:
     """Another version, machine or mode may round differently: say so, and keep it with the interruption."""
     changed = {
         key: [found.volatile.get(key), run.facts[key]] for key in SAME_BITS if found.volatile.get(key) != run.facts[key]
