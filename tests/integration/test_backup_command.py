@@ -130,7 +130,7 @@ def test_a_replacement_pod_is_found_by_the_name(project: Project, pod: TestPod, 
 
 CRON = r"""
 set -eu
-mount --bind "$1" /root
+mkdir -p /root/.local/state && mount --bind "$1" /root/.local/state
 mount -t tmpfs none /var/spool/cron && mkdir -m 1730 /var/spool/cron/crontabs
 mount -t tmpfs none /run
 echo '7 7 * * * true # mine' | crontab -
@@ -166,7 +166,7 @@ def test_a_real_cron_backs_up_until_the_run_is_over(
         lines = crontab.read_text().splitlines()
         assert sum("remote-run backup toy" in line for line in lines) == 2, "echoed once, listed once"
         proofs = len(stored(tmp_path / "kept"))
-        log = home / ".local/state/remote-run/backups/toy.log"
+        log = home / "remote-run/backups/toy.log"
         wait_for(lambda: log.exists() and "no more backups" in log.read_text(), "cron's last run", 150)
         assert len(stored(tmp_path / "kept")) > proofs
         assert (stored(tmp_path / "kept")[-1]["newest"] or {})["step"] == 200
