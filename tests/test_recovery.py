@@ -215,7 +215,9 @@ def test_an_unreadable_latest_is_put_aside_and_previous_goes_on(straight, tmp_pa
     assert root.roots() == straight.roots()
 
 
-@pytest.mark.parametrize("part", ["optimizer.enter.weight.m", "optimizer.step", "model._ema_sum", "best.leave.bias"])
+@pytest.mark.parametrize(
+    "part", ["optimizer.enter.weight.m", "optimizer.step", "model._ema_sum", "best.leave.bias", "history.loss"]
+)
 def test_no_part_of_the_state_can_be_left_out(part, straight, tmp_path):
     """Missing: refused by name. There, but as at the start: the run ends elsewhere."""
     for how in ("missing", "reset"):

@@ -111,26 +111,36 @@ class Root:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("NCM_MLX_", "REMOTE_RUN_"))}
         return {**kept, "TMPDIR": str(self.path / "tmp"), **more}
 
-    def train(self, *options: str, strike: str = "", env: dict[str, str] | None = None) -> Ended:
-        """Run `train` to its end. `strike` is `module:function:call:SIGNAL`: it hits itself there (strike.py)."""
-        with self.started(*options, strike=strike, env=env) as trainer:
+    def train(self, *options: str, strike: str = "", env: dict[str, str] | None = None, do: str = "train") -> Ended:
+        """Run `train`, or another command, to its end.
+
+        `strike` is `module:function:call:SIGNAL`: it sends itself that signal there (strike.py).
+        """
+        with self.started(*options, strike=strike, env=env, do=do) as trainer:
             return trainer.ended()
 
-    def must_train(self, *options: str, code: int = 0, strike: str = "", env: dict[str, str] | None = None) -> Ended:
+    def must_train(
+        self, *options: str, code: int = 0, strike: str = "", env: dict[str, str] | None = None, do: str = "train"
+    ) -> Ended:
         """`train`, with an exit code that must come."""
-        ended = self.train(*options, strike=strike, env=env)
+        ended = self.train(*options, strike=strike, env=env, do=do)
         assert ended.code == code, f"exit {ended.code}, not {code}:\n{ended.output}"
         return ended
 
     @contextmanager
     def started(
-        self, *options: str, strike: str = "", env: dict[str, str] | None = None, blocked: bool = False
+        self,
+        *options: str,
+        strike: str = "",
+        env: dict[str, str] | None = None,
+        blocked: bool = False,
+        do: str = "train",
     ) -> Iterator[Trainer]:
         """A running trainer; it is killed when the block is left."""
         program = [sys.executable, str(STRIKE), strike] if strike else [sys.executable, "-m", "ncm_mlx"]
         # dash clears the mask it was given, so a blocked start does without it.
         apart = APART if blocked else [*APART, *SHELL]
-        command = [*(apart if ROOT else []), *program, "train", f"configs/{self.name}.json", *options]
+        command = [*(apart if ROOT else []), *program, do, f"configs/{self.name}.json", *options]
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, Trainer.PAUSES if blocked else [])
         try:
             process = subprocess.Popen(
