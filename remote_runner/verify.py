@@ -4,6 +4,7 @@
 
     *.safetensors   ours: every digest, the header made again, no NaN, no infinity
                     of others: structure, no NaN; an infinity is told of, by tensor, and passes
+    a folder        also every file that a list of digests names (checksums.py)
     *.pt *.pth …    a child process looks (checkpoint/torch_verify.py): a pickle is never opened in this one
 
 A file that says it is ours is held to our format. In a folder, what a trainer put aside itself (`*.corrupt-<time>`,
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from remote_runner import checksums
 from remote_runner.checkpoint import finite, header
 from remote_runner.errors import UsageFault
 
@@ -62,10 +64,24 @@ def verify(paths: Sequence[Path], require: Sequence[str] = ()) -> list[Finding]:
         if not path.exists():
             raise UsageFault(f"{path}: no such file or folder", fix="give paths of snapshots, weights or their folders")
         files = _below(path) if path.is_dir() else [path]
-        if not files:
-            found.append(Finding(path, "no snapshot or weights below this folder"))
+        listed = _listed(path) if path.is_dir() else []
+        if not files and not listed:
+            found.append(Finding(path, "no snapshot or weights below this folder, and no list of digests in it"))
+        found.extend(listed)
         found.extend(verify_file(file, require) for file in files)
     return found
+
+
+def _listed(folder: Path) -> list[Finding]:
+    """What the lists of digests say of a folder; none where there is no list."""
+    try:
+        wanted = checksums.expected(folder)
+    except checksums.BadList as e:
+        return [Finding(folder, f"{folder / checksums.NAME}: {e}")]
+    wrong = checksums.problems(folder, wanted)
+    if wanted and not wrong:
+        return [Finding(folder, about=f"{len(wanted)} files as listed")]
+    return [Finding(folder / name, f"{folder / name}: {why}") for name, why in wrong.items()]
 
 
 def verify_file(path: Path, require: Sequence[str] = ()) -> Finding:
@@ -80,7 +96,15 @@ def verify_file(path: Path, require: Sequence[str] = ()) -> Finding:
 
 def _below(folder: Path) -> list[Path]:
     files = (path for path in folder.rglob("*") if path.suffix in SAFETENSORS | PICKLED and path.is_file())
-    return sorted(path for path in files if ".nonfinite." not in path.name)
+    return sorted(path for path in files if ".nonfinite." not in path.name and not _other_bin(path))
+
+
+def _other_bin(path: Path) -> bool:
+    """Whether a `.bin` in a folder is something else: many programs call many things so."""
+    if path.suffix != ".bin":
+        return False
+    with path.open("rb") as f:
+        return f.read(2) not in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"")
 
 
 def _safetensors(path: Path, require: Sequence[str]) -> Finding:
