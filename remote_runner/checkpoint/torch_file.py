@@ -18,6 +18,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
+import numpy
 import torch
 
 from remote_runner.checkpoint import rotate, torch_zip
@@ -177,6 +178,4 @@ def _read_exactly(path: Path, descriptor: int, view: memoryview, position: int) 
 
 
 def _same(a: memoryview, b: memoryview) -> bool:
-    import numpy
-
     return bool(numpy.array_equal(numpy.frombuffer(a, numpy.uint8), numpy.frombuffer(b, numpy.uint8)))
