@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trainer_runs import STEPS_IN_AN_EPOCH, Root, await_, changed, mark
+from trainer_runs import STEPS_IN_AN_EPOCH, STRIKE, Root, await_, changed, mark
 
 from remote_runner.checkpoint import header, snapshot
 
@@ -151,6 +151,16 @@ def test_a_signal_in_the_first_milliseconds_is_a_pause(tmp_path):
         trainer.send(signal.SIGTERM)
         ended = trainer.ended()
     assert ended.code == 75 and "mlx" not in ended.output
+
+
+def test_a_log_that_takes_no_more_lines_changes_neither_the_run_nor_its_exit_code(straight, tmp_path):
+    root = Root(tmp_path)
+    command = [sys.executable, str(STRIKE), f"{STEP}:6:SIGUSR1", "train", f"configs/{root.name}.json"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=root.path, env=root.environment(), stdout=full, stderr=full)
+    assert done.returncode == 75
+    root.must_train("--resume")
+    assert root.roots() == straight.roots()
 
 
 def test_evaluation_draws_nothing_from_training(straight, tmp_path):

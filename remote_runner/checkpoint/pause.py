@@ -56,5 +56,5 @@ class Request:
 
     def obeyed(self) -> None:
         """Take the file away, so that the resumed run does not pause again. Call it when the state is durable."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(self._file)

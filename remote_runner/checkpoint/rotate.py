@@ -120,7 +120,7 @@ def _is_good(latest: Path, say: Callable[[str], None]) -> bool:
     try:
         header.verify_digests(latest)
         return True
-    except header.SnapshotCorrupt as wrong:
+    except (header.SnapshotCorrupt, OSError) as wrong:
         set_aside(latest, say, str(wrong))
         return False
 

@@ -151,7 +151,7 @@ def load_newest(
             if path == latest:
                 say(f"{path} is missing, looking at previous")
             continue
-        except SnapshotCorrupt as wrong:
+        except (SnapshotCorrupt, OSError) as wrong:  # a disk that can't read it any more, say
             if repair:
                 rotate.set_aside(path, say, str(wrong))
             else:

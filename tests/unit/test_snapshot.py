@@ -122,6 +122,25 @@ def test_a_bad_latest_is_put_aside_with_one_line_and_previous_wins(tmp_path):
     assert len(said) == 2 and aside.name in said[0] and "announce" in said[0] and "step 1" in said[1]
 
 
+def test_a_latest_the_disk_can_not_read_any_more_is_put_aside(tmp_path, monkeypatch):
+    for step in (1, 2):
+        snapshot.save(tmp_path, small(step))
+    latest = rotate.latest_of(tmp_path, STAGE)
+    broken, real = latest.stat().st_ino, os.preadv
+
+    def preadv(fd, buffers, place):
+        if os.fstat(fd).st_ino == broken:
+            raise OSError(5, "Input/output error")
+        return real(fd, buffers, place)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    said = []
+    assert snapshot.load_newest(tmp_path, STAGE, say=said.append, repair=True).snapshot.step == 1
+    assert "Input/output error" in said[0] and not latest.exists()
+    snapshot.save(tmp_path, small(3))
+    assert snapshot.load_newest(tmp_path, STAGE).snapshot.step == 3
+
+
 def test_a_missing_latest_is_normal(tmp_path):
     for step in (1, 2):
         snapshot.save(tmp_path, small(step))

@@ -8,5 +8,6 @@ from remote_runner.checkpoint import pause
 pause.install()
 
 from ncm_mlx import cli  # noqa: E402 - after the handlers, see above
+from remote_runner.checkpoint import contract  # noqa: E402
 
-raise SystemExit(cli.main())
+contract.leave(cli.main())

@@ -36,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
         return benchmark.run(settings)
     except ConfigError as wrong:
         return contract.refuse(str(wrong), wrong.fix)
+    except OSError as wrong:
+        contract.say(f"stopped: can't write: {wrong}")
+        return contract.CANNOT_SAVE
 
 
 def _restart(options: argparse.Namespace) -> config.Restart | None:
