@@ -197,8 +197,12 @@ def test_a_weights_only_restart_is_labelled_and_differs(straight, tmp_path):
     root.snapshot("generator").rename(kept)
     again = Root(root.path, changed(codec__source=f"artifacts/{root.name}"), name="again")
     options = ["--generator-checkpoint", str(kept), "--generator-start-step", "4"]
-    again.must_train(*options, strike=f"{STEP}:3:SIGUSR1", code=75)
-    again.must_train("--resume")
+    again.must_train(*options, strike="ncm_mlx.stage:codes_of:1:SIGKILL", code=-9)  # before its first snapshot
+    again.must_train(*options, "--resume", strike=f"{STEP}:3:SIGUSR1", code=75)
+    assert "not begun from these weights" in again.must_train(*options[:3], "5", "--resume", code=78).output
+    kept.rename(tmp_path / "moved.safetensors")  # needed no more
+    again.must_train(*options, "--resume")
+    kept = tmp_path / "moved.safetensors"
     told = json.loads((again.folder / "generator.json").read_text())
     assert told["lineage"]["kind"] == "weights-only" and told["lineage"]["start_step"] == 4
     assert told["lineage"]["root"] == header.describe(kept)["root"] and not told["uninterrupted"]

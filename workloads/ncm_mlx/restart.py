@@ -26,12 +26,27 @@ def note_of(weights: config.Restart | None) -> dict[str, Any] | None:
     if weights is None:
         return None
     try:
-        with weights.checkpoint.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = _sha256(weights.checkpoint)
         root = header.read(weights.checkpoint).metadata.get("root")
     except (OSError, snapshot.SnapshotCorrupt) as wrong:
         raise ConfigError(f"--generator-checkpoint: {wrong}", "give a whole safetensors file") from None
     return {"file": str(weights.checkpoint), "start_step": weights.start_step, "sha256": digest, "root": root}
+
+
+def must_be_the_same(weights: config.Restart | None, note: dict[str, Any] | None) -> None:
+    """Refuse a resume that names other weights than the run was begun from; none named is fine.
+
+    The file itself is not looked at: once the generator has a snapshot it is needed no more, and may be gone.
+    """
+    if weights is None:
+        return
+    given = [str(weights.checkpoint), weights.start_step]
+    before = [note["file"], note["start_step"]] if note else None
+    if given != before:
+        raise ConfigError(
+            f"this run was not begun from these weights: {before} -> {given}",
+            "resume without --generator-checkpoint, or begin a new run under another name",
+        )
 
 
 def begin(s: stage.Stage, note: dict[str, Any]) -> state.Progress:
@@ -40,6 +55,8 @@ def begin(s: stage.Stage, note: dict[str, Any]) -> state.Progress:
     if not 0 <= step < s.target_steps:
         raise ConfigError(f"--generator-start-step is {step}", f"give a step from 0 to {s.target_steps - 1}")
     try:
+        if _sha256(Path(note["file"])) != note["sha256"]:
+            raise ConfigError(f"{note['file']} is not the file that this run was begun from", "put that one back")
         arrays.put_back(s.model, "model", weights_of(Path(note["file"])))
     except (OSError, snapshot.SnapshotCorrupt, arrays.ArrayMissing) as wrong:
         raise ConfigError(f"{note['file']}: {wrong}", "give weights of a generator of this config") from None
@@ -79,6 +96,11 @@ def take_codec(folder: Path, source: Path) -> str:
         rotate.replace_with(folder / weights, raw)  # last: it makes the rest count
     contract.say(f"codec taken from {found.path}")
     return found.snapshot.root
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def weights_of(path: Path) -> dict[str, snapshot.Tensor]:

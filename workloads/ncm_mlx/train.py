@@ -108,18 +108,14 @@ def _begin(c: config.Config, weights: config.Restart | None, resume: bool) -> di
     there = [name for name in (stage.CODEC, stage.GENERATOR) if _files_of(c.folder, name)]
     if there and not resume:
         raise ConfigError(f"{c.folder} holds snapshots of {', '.join(there)}", "go on with --resume, or move it away")
-    told = {"config": asdict(c), "restart": restart.note_of(weights)}
     if resume and note.exists():
-        before = strict.load(note).get("restart")
-        if weights is not None and told["restart"] != before:
-            raise ConfigError(
-                f"{c.folder} was not begun from these weights: {before} -> {told['restart']}",
-                "resume without --generator-checkpoint, or begin a new run under another name",
-            )
-        return {**told, "restart": before}
+        before = {"restart": None, **strict.load(note)}
+        restart.must_be_the_same(weights, before["restart"])
+        return before
     # A life that was killed in its first moments left nothing, and the next one is told to resume.
     if resume and not there and contract.segment() == 1:
         raise ConfigError(f"{c.folder} holds nothing to resume", "start without --resume")
+    told = {"config": asdict(c), "restart": restart.note_of(weights)}
     c.folder.mkdir(parents=True, exist_ok=True)
     rotate.replace_with(note, (json.dumps(told, indent=1) + "\n").encode())
     return told
