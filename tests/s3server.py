@@ -9,6 +9,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,11 +67,14 @@ class S3Server:
 
 
 class Gate:
-    """A proxy to an S3 server that answers with an error while `error` is set: (status, S3 code)."""
+    """A proxy to an S3 server that is slow, frozen, or answers with an error: (status, S3 code)."""
 
     def __init__(self, server: S3Server) -> None:
         gate = self
         self.error: tuple[int, str] | None = None
+        self.delay_s = 0.0  # before each object is taken
+        self.open = threading.Event()  # cleared: the network is frozen, nothing is answered
+        self.open.set()
         self.seen: list[tuple[str, str, int]] = []  # method, path, body bytes
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -83,6 +87,9 @@ class Gate:
                     return
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 gate.seen.append((self.command, self.path, len(body)))
+                if self.command == "PUT" and "/blobs/" in self.path:
+                    time.sleep(gate.delay_s)
+                gate.open.wait(60)
                 if gate.error:
                     text = f"<Error><Code>{gate.error[1]}</Code><Message>{gate.error[1]}</Message></Error>".encode()
                     self._reply(gate.error[0], {}, text)
@@ -116,5 +123,6 @@ class Gate:
         self._thread.start()
 
     def close(self) -> None:
+        self.open.set()
         self._server.shutdown()
         self._server.server_close()
