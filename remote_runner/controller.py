@@ -114,6 +114,8 @@ def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
         backups=_regular(plan, start.store, tell),
         deadline_unix_s=time.time() + plan.options.max_s,
         give_up_after_s=plan.options.give_up_after_s,
+        take_over=True,  # we have started it
+        on_interrupt=plan.options.on_interrupt,
     )
     report = Report(plan.name, plan.attempt, str(pod.endpoint), cause="unknown", resumed_from=resumed_from)
     report.hardware = facts.hardware

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from remote_runner import download, follow, record
+from remote_runner import download, follow, record, ssh
 from remote_runner import report as reports
-from remote_runner.agent import Denied
+from remote_runner.agent import Denied, printable
 from remote_runner.errors import BackupFailed, OutOfContact, RunnerError, Unverified
 from remote_runner.follow import Running
 from remote_runner.record import Journal
@@ -28,15 +28,17 @@ def finish(run: Running, report: Report, journal: Journal, view: View) -> Report
     Args:
         report: begun; what becomes of the run is added to it.
     """
+    report.pod_end = f"{run.link.endpoint} may go on and be billed: look in the provider's console"
     try:
         with journal.phase("run"):
-            status = follow.until_end(run, view)
-        _take_end(report, status)
+            seen = _follow(run, view)
+        _take_end(report, seen)
         give_up = run.give_up_at()
         with journal.phase("last backup"):
             _last_backup(run, report, give_up, view.tell)
         with journal.phase("download"):
             _download(run, report, give_up, view.tell)
+        _let_the_pod_end(run, report, give_up)
     except OutOfContact as e:
         report.problems.append({"exit_code": e.exit_code, "message": str(e), "fix": e.fix})
     finally:
@@ -54,7 +56,42 @@ def finish(run: Running, report: Report, journal: Journal, view: View) -> Report
     return report
 
 
-def _take_end(report: Report, status: dict[str, Any]) -> None:
+def _follow(run: Running, view: View) -> dict[str, Any]:
+    try:
+        return follow.until_end(run, view)
+    except KeyboardInterrupt:
+        if run.on_interrupt != "pause":
+            raise
+        view.tell("pausing the run, as asked; Ctrl-C again detaches")
+        run.link.close()
+        ask = {"name": run.name, "by": ssh.local_user(), "grace_s": None}
+        run.link.use(lambda agent: agent.ask("request", **ask), run.give_up_at())
+        return follow.until_end(run, view)
+
+
+def _let_the_pod_end(run: Running, report: Report, give_up: Callable[[], float]) -> None:
+    """Tell the pod what is safe, so that it may end itself; and say what becomes of its bill."""
+    bad = {int(p["exit_code"]) for p in report.problems}
+    safe = "download" if Unverified.exit_code not in bad else "backup" if BackupFailed.exit_code not in bad else ""
+    where = run.link.endpoint
+    report.pod_end = f"{where} goes on and is billed until you stop it"
+    if not safe:
+        return
+    try:
+        ask = {"name": run.name, "attempt": report.attempt, "what": safe}
+        told = run.link.use(lambda agent: agent.ask("home", **ask), give_up)
+    except Denied:
+        return
+    if told.get("action") in ("stop", "terminate"):
+        report.pod_end = f"{where} can't {told['action']} itself, no provider's key is on it: stop it yourself"
+        if told.get("owner"):
+            report.pod_end = f"{where} will {told['action']} itself now, through {printable(str(told['owner']))}"
+    elif isinstance(price := told.get("price"), (int, float)):
+        report.pod_end += f": {24 * price:.2f} USD a day"
+
+
+def _take_end(report: Report, seen: dict[str, Any]) -> None:
+    status = seen["status"]
     ended = status.get("exit")
     report.segment = status.get("segment")
     if isinstance(ended, dict):
@@ -62,7 +99,9 @@ def _take_end(report: Report, status: dict[str, Any]) -> None:
         report.workload_code, report.workload_signal = ended.get("code"), ended.get("signal")
     else:
         report.cause = "lost"
-        report.evidence = "the supervisor on the pod is gone and left no exit record (killed, or the pod was restarted)"
+        restarted = seen.get("fate") == "restarted"
+        why = "the pod's container was restarted" if restarted else "the supervisor on the pod was killed"
+        report.evidence = f"{why}, and no exit record was left"
 
 
 def _last_backup(run: Running, report: Report, give_up: Callable[[], float], tell: Callable[[str], None]) -> None:

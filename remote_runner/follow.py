@@ -7,6 +7,7 @@ Not here: what is shown (view.py), what happens after the end (ending.py).
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from typing import Any
 
 from remote_runner import ssh
 from remote_runner.agent import Agent, Denied, field, printable
-from remote_runner.errors import RunnerError
+from remote_runner.errors import Refused, RunnerError
 from remote_runner.link import Link
 from remote_runner.regular import Regular
 from remote_runner.view import View
 
+LOOK_AGAIN_S = 6.0  # a follower beats every five
 GRACE_S = 15 * 60.0  # after the deadline; then a pod that does not answer is given up
 
 
@@ -34,6 +36,8 @@ class Running:
     backups: Regular
     deadline_unix_s: float  # by this machine's clock
     give_up_after_s: float | None = None
+    take_over: bool = False  # follow though another controller does
+    on_interrupt: str = "detach"  # or "pause"
 
     def give_up_at(self) -> Callable[[], float]:
         """When to stop looking for a lost pod, counted from now where the user set a time."""
@@ -47,20 +51,28 @@ def until_end(run: Running, view: View) -> dict[str, Any]:
     """Follow to the end.
 
     Returns:
-        The last status; without an `exit` in it the supervisor died before it could write one.
+        The pod's last word: `status`, and `fate`, which tells a killed supervisor from a restarted container where
+        the status has no `exit`.
 
     Raises:
         OutOfContact: the pod did not answer until the deadline and a while after.
+        Refused: another controller follows it, or has taken over.
         KeyboardInterrupt: the user detached; the run goes on.
     """
-    offset = 0
+    offset, other = 0, ""
+    who = f"{ssh.local_user()} (pid {os.getpid()})"
 
     def watch(agent: Agent) -> dict[str, Any]:
-        nonlocal offset
-        agent.send({"op": "follow", "name": run.name, "offset": offset, "who": ssh.local_user()})
+        nonlocal offset, other
+        ask = {"op": "follow", "name": run.name, "who": who, "take_over": run.take_over}
+        agent.send({**ask, "offset": offset})
         while True:
             header, part = agent.receive()
             if header.get("follow") is not True:
+                if header.get("reason") == "followed":
+                    other = _wait_for_the_other(header, other, run.name, view)
+                    agent.send({**ask, "offset": offset})
+                    continue
                 if header.get("ok") is not True:
                     raise RunnerError(f"following {run.name} failed: {Denied(header)}", fix="try: remote-run attach")
                 return header
@@ -75,7 +87,21 @@ def until_end(run: Running, view: View) -> dict[str, Any]:
 
     while True:
         seen = run.link.use(watch, run.give_up_at())
+        if seen.get("taken_over"):
+            raise Refused(f"another controller follows {run.name} now", fix="to have it back: --take-over")
         if seen.get("ended"):
-            last: dict[str, Any] = field(seen, "status", dict)
-            view.status(last)
-            return last
+            view.status(field(seen, "status", dict))
+            return seen
+
+
+def _wait_for_the_other(header: dict[str, Any], before: str, name: str, view: View) -> str:
+    """One that beats is left alone; one that has fallen silent is waited for, until the pod gives it up."""
+    other, silent_s = printable(str(header.get("who"))), float(header.get("silent_s") or 0)
+    if other == before and silent_s < LOOK_AGAIN_S:
+        raise Refused(
+            f"{name} is followed by {other}", fix="look with remote-run logs -f, or follow in its place: --take-over"
+        )
+    if other != before:
+        view.tell(f"{other} followed {name} until {silent_s:.0f} s ago; waiting for its silence")
+    time.sleep(LOOK_AGAIN_S)
+    return other

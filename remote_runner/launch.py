@@ -28,7 +28,14 @@ def job(plan: Plan) -> dict[str, Any]:
         "env": plan.env,
         "pause": settings.pause,
         "python": options.python,
-        "memory_limit_mb": settings.memory_limit_mb,
+        "memory_limit_mb": options.memory_limit_mb or settings.memory_limit_mb,
+        "resume_command": plan.resume_command,
+        "restarts": settings.restarts,
+        "limit": options.limit,
+        "on_success": options.on_success,
+        "on_failure": options.on_failure,
+        "stop_after_s": options.stop_after_s,
+        "price": options.price,
     }
 
 

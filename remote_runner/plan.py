@@ -10,9 +10,10 @@ import secrets
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from remote_runner import limits, record
 from remote_runner import settings as settings_file
 from remote_runner.errors import UsageFault
 from remote_runner.pod import files, layout
@@ -41,6 +42,16 @@ class Options:
     extra: tuple[str, ...] = ()  # appended to the workload's command
     detach: bool = False
     give_up_after_s: float | None = None
+    limit: str = ""  # which option made max_s what it is
+    max_total_s: float | None = None  # over all attempts of the run
+    max_cost: float | None = None  # USD
+    price: float | None = None  # USD an hour
+    memory_limit_mb: int | None = None
+    on_success: str = "keep"  # what becomes of the pod: keep, stop, terminate
+    on_failure: str = "keep"
+    stop_after_s: float = 1800.0  # how long the pod waits for somebody to fetch the results before that
+    on_interrupt: str = "detach"  # Ctrl-C while following: detach, or pause the run
+    take_over: bool = False  # follow though another controller does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +80,14 @@ class Plan:
 
     @property
     def command(self) -> list[str]:
-        more = self.settings.resume_args if self.options.resume else []
+        return self._command([]) if not self.options.resume else self.resume_command
+
+    @property
+    def resume_command(self) -> list[str]:
+        """What goes on from the newest snapshot, for this start or for one after a crash."""
+        return self._command(self.settings.resume_args)
+
+    def _command(self, more: list[str]) -> list[str]:
         return self.words([*self.settings.command, *more]) + list(self.options.extra)
 
 
@@ -91,6 +109,7 @@ def make(config: Path, name: str | None, options: Options) -> Plan:
         raise UsageFault(f"{config}: {e}", fix="keep the config inside the project") from None
     name = check_name(name or config.stem)
     found = settings_file.load(root, name)
+    options = _bounded(options, root, name)
     env = {**found.env, **{k: os.environ[k] for k in SENT_ENVIRONMENT if k in os.environ}}
     attempt = time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(4)
     plan = Plan(root=root, name=name, config=relative, attempt=attempt, settings=found, options=options, env=env)
@@ -99,6 +118,15 @@ def make(config: Path, name: str | None, options: Options) -> Plan:
     if not options.resume and not options.fresh:
         _refuse_existing(plan)
     return plan
+
+
+def _bounded(options: Options, root: Path, name: str) -> Options:
+    """The options with the tightest limit as their time."""
+    used_s = limits.used_s(record.load(root, name)) if options.max_total_s is not None else 0.0
+    max_s, limit = limits.tightest(
+        options.max_s, max_total_s=options.max_total_s, used_s=used_s, max_cost=options.max_cost, price=options.price
+    )
+    return replace(options, max_s=max_s, limit=limit)
 
 
 def check_name(name: str) -> str:

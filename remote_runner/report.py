@@ -20,6 +20,7 @@ _BY_CAUSE = {
     "paused": 75,
     "deadline": 75,
     "preempted": 75,
+    "disk": 75,
     "setup": 5,
     "refused": 2,
 }  # every other cause is the workload's failure: 1
@@ -52,6 +53,7 @@ class Report:
     left_on_pod: list[str] = field(default_factory=list)
     problems: list[dict[str, Any]] = field(default_factory=list)  # exit_code, message
     hardware: str = ""
+    pod_end: str = ""  # what becomes of the pod, and of its bill
     log_tail: list[str] = field(default_factory=list)
     exit_code: int = 70
 

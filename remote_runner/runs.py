@@ -80,11 +80,24 @@ def _remote_root(pod: ssh.Pod, root: Path, name: str | None, remote_dir: str) ->
     return PurePosixPath(str(found["root"]))
 
 
-def attach(known: Known, agent: Agent, backup_to: str, backup_every_s: float | None, view: View) -> Report:
+def attach(
+    known: Known,
+    agent: Agent,
+    view: View,
+    *,
+    backup_to: str = "",
+    backup_every_s: float | None = None,
+    take_over: bool = False,
+    on_interrupt: str = "detach",
+) -> Report:
     """Take up a run that goes on or has ended, and finish it.
 
+    Args:
+        take_over: at once, though another controller follows it.
+        on_interrupt: what Ctrl-C does: "detach" or "pause".
+
     Raises:
-        RunnerError: as `controller.run`.
+        RunnerError: as `controller.run`. Refused: another controller follows it.
     """
     with record.only_controller(known.root, known.name):
         journal = Journal(known.root, known.name)
@@ -101,6 +114,8 @@ def attach(known: Known, agent: Agent, backup_to: str, backup_every_s: float | N
             link=Link(agent.pod.endpoint, agent.root, view.tell, agent),
             backups=Regular(store, spool, known.outputs, known.attempt, every_s, view.tell),
             deadline_unix_s=time.time() + left_s,
+            take_over=take_over,
+            on_interrupt=on_interrupt,
         )
         report = Report(known.name, known.attempt, str(agent.pod.endpoint), cause="unknown")
         return ending.finish(run, report, journal, view)

@@ -67,6 +67,7 @@ class Settings:
     setup: Command | None = None
     env: dict[str, str] = field(default_factory=dict)
     memory_limit_mb: Annotated[int, Field(gt=0)] | None = None
+    restarts: Annotated[int, Field(ge=0)] = 0  # how often a crash is resumed on the pod, each time from further on
     project: str = ""  # the project's name on pods and in stores; default: its folder's
     backup: Backup = field(default_factory=Backup)
 

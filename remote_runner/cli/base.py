@@ -6,9 +6,12 @@ import importlib
 import math
 import sys
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from remote_runner.report import Report
 
 from remote_runner import durations
 from remote_runner.errors import RunnerError
@@ -88,6 +91,21 @@ class Hours(click.ParamType[float]):
         return hours
 
 
+class Money(click.ParamType[float]):
+    """An amount of USD above zero."""
+
+    name = "money"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            amount = float(value)
+        except ValueError:
+            amount = math.nan
+        if not 0 < amount < 1e6:
+            self.fail(f"{value!r} is no amount above 0: write 5 or 0.40", param, ctx)
+        return amount
+
+
 class Duration(click.ParamType[float]):
     """`90s`, `15m`, `2h`; seconds."""
 
@@ -100,6 +118,13 @@ class Duration(click.ParamType[float]):
             return durations.parse(str(value))
         except ValueError as e:
             self.fail(str(e), param, ctx)
+
+
+def show_report(report: Report, as_json: bool) -> int:
+    """The result on stdout, and as the last line of the talk what becomes of the pod's bill."""
+    click.echo(report.to_json() if as_json else report.summary())
+    print(report.pod_end, file=sys.stderr)
+    return report.exit_code
 
 
 def access_options(command: Any) -> Any:

@@ -12,31 +12,52 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from remote_runner.cli.base import DETACHED, Duration, access_options
+from remote_runner.cli.base import DETACHED, Duration, access_options, show_report
 
 if TYPE_CHECKING:
+    from remote_runner.access import Access
     from remote_runner.agent import Agent
     from remote_runner.runs import Known
 
 
 def _run_arguments(command: Any) -> Any:
     command = access_options(command)
+    command = click.option("--at", default="", metavar="HOST:PORT", help="The run's pod has this address now.")(command)
     command = click.argument("name", required=False)(command)
-    return click.argument("target", metavar="HOST:PORT")(command)
+    return click.argument("target", metavar="HOST:PORT|NAME")(command)
+
+
+def _access(target: str, name: str | None, given: dict[str, Any]) -> tuple[Access, str | None]:
+    """Where to look, and for which run: `HOST:PORT [NAME]`, or the name of a run that this project remembers."""
+    from remote_runner import whereabouts
+    from remote_runner.access import Access
+
+    here = whereabouts.of(Path.cwd(), target, name, given["at"])
+    given = {**given, "host_key": given["host_key"] or here.host_key}
+    return Access.of(here.target, given), here.name
 
 
 @contextlib.contextmanager
-def _found(target: str, name: str | None, given: dict[str, Any]) -> Iterator[tuple[Known, Agent]]:
-    """The run on the pod, over a connection that is closed at the end."""
-    from remote_runner import runs
-    from remote_runner.access import Access
-    from remote_runner.errors import OutOfContact
+def _found(target: str, name: str | None, given: dict[str, Any]) -> Iterator[tuple[Known, Agent, str]]:
+    """The run on the pod, over a connection that is closed at the end, and how to type where it is."""
+    from remote_runner import runs, whereabouts
+    from remote_runner.errors import OutOfContact, PreflightFailed
     from remote_runner.ssh import LinkLost
 
-    access = Access.of(target, given)
-    known, agent = runs.find(access, Path.cwd(), name, given["remote_dir"])
+    access, name = _access(target, name, given)
     try:
-        yield known, agent
+        known, agent = runs.find(access, Path.cwd(), name, given["remote_dir"])
+    except PreflightFailed as e:
+        if not e.passing:
+            raise
+        raise OutOfContact(
+            f"{e}; the pod is stopped, gone, or has another address now",
+            fix=f"look it up at the provider, then: remote-run attach {name or 'NAME'} --at HOST:PORT",
+        ) from None
+    try:
+        if given["at"]:
+            whereabouts.moved(known.root, known.name, access.target, str(agent.pod.endpoint))
+        yield known, agent, access.words
     except LinkLost as e:
         raise OutOfContact(f"the connection broke: {e}", fix="try again") from None
     finally:
@@ -47,6 +68,8 @@ def _found(target: str, name: str | None, given: dict[str, Any]) -> Iterator[tup
 @_run_arguments
 @click.option("--backup-to", default="", metavar="URL", help="Store for backups; default: the settings'.")
 @click.option("--backup-every", type=Duration(), metavar="15m", help="Time between two backups.")
+@click.option("--take-over", is_flag=True, help="At once, though another controller follows the run.")
+@click.option("--on-interrupt", type=click.Choice(["detach", "pause"]), default="detach", help="What Ctrl-C does.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--verbose", "-v", is_flag=True, help="Show the workload's log as it grows.")
 def attach(target: str, name: str | None, **given: Any) -> int:
@@ -54,14 +77,21 @@ def attach(target: str, name: str | None, **given: Any) -> int:
     from remote_runner import runs
     from remote_runner.view import View
 
-    with _found(target, name, given) as (known, agent), View(given["verbose"]) as view:
+    with _found(target, name, given) as (known, agent, where), View(given["verbose"]) as view:
         try:
-            report = runs.attach(known, agent, given["backup_to"], given["backup_every"], view)
+            report = runs.attach(
+                known,
+                agent,
+                view,
+                backup_to=given["backup_to"],
+                backup_every_s=given["backup_every"],
+                take_over=given["take_over"],
+                on_interrupt=given["on_interrupt"],
+            )
         except KeyboardInterrupt:
-            print(f"detached: the run goes on. Come back with: remote-run attach {target}", file=sys.stderr)
+            print(f"detached: the run goes on. Come back with: remote-run attach {where} {known.name}", file=sys.stderr)
             return DETACHED
-    click.echo(report.to_json() if given["as_json"] else report.summary())
-    return report.exit_code
+    return show_report(report, given["as_json"])
 
 
 @click.command()
@@ -71,10 +101,10 @@ def status(target: str, name: str | None, **given: Any) -> int:
     """Say how a run goes: its state, step, deadline, and whether its supervisor lives."""
     from remote_runner.status_text import describe
 
-    with _found(target, name, given) as (known, agent):
+    with _found(target, name, given) as (known, agent, where):
         seen = agent.ask("state", name=known.name)
     seen.pop("ok")
-    click.echo(json.dumps(seen, indent=1, sort_keys=True) if given["as_json"] else describe(seen))
+    click.echo(json.dumps(seen, indent=1, sort_keys=True) if given["as_json"] else describe(seen, where))
     return 0
 
 
@@ -83,21 +113,19 @@ def status(target: str, name: str | None, **given: Any) -> int:
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run ends.")
 @click.option("--tail", "tail_bytes", default=8192, show_default=True, help="Bytes of the log's end to begin with.")
 def logs(target: str, name: str | None, follow: bool, tail_bytes: int, **given: Any) -> int:
-    """Print a run's log."""
+    """Print a run's log; with -f as it grows, over lost links too."""
+    from remote_runner import tail
     from remote_runner.agent import printable
+    from remote_runner.status_text import describe
 
-    with _found(target, name, given) as (known, agent):
-        text = str(agent.ask("state", name=known.name, tail_bytes=min(tail_bytes, 1 << 20)).get("log_tail"))
-        click.echo(printable(text), nl=False)
+    with _found(target, name, given) as (known, agent, where):
+        seen = agent.ask("state", name=known.name, tail_bytes=min(tail_bytes, 1 << 20))
+        click.echo(printable(str(seen.get("log_tail"))), nl=False)
         if follow:
-            offset = agent.ask("list", outputs=[], names=[known.name])
-            sizes = {f["path"]: f["size"] for f in offset["files"]}
-            agent.send({"op": "follow", "name": known.name, "offset": sizes.get(f"runs/{known.name}-train.log", 0)})
-            while True:
-                header, part = agent.receive()
-                if header.get("follow") is not True:
-                    break
-                click.echo(printable(part.decode("utf-8", "replace")), nl=False)
+            say = lambda text: print(text, file=sys.stderr)  # noqa: E731
+            seen = tail.to_end(agent, known.name, int(seen["log_offset"]), lambda text: click.echo(text, nl=False), say)
+    if not follow and seen.get("fate") != "running":
+        print(describe(seen, where), file=sys.stderr)
     return 0
 
 
@@ -123,15 +151,15 @@ def _ask(target: str, name: str | None, grace_s: float | None, wait: bool, given
     from remote_runner.errors import UsageFault
     from remote_runner.status_text import describe
 
-    with _found(target, name, given) as (known, agent):
+    with _found(target, name, given) as (known, agent, where):
         answer = agent.ask("request", name=known.name, by=ssh.local_user(), grace_s=grace_s)
         if not answer.get("asked"):
-            raise UsageFault(f"{known.name} does not run there", fix=f"see: remote-run status {target} {known.name}")
+            raise UsageFault(f"{known.name} does not run there", fix=f"see: remote-run status {where} {known.name}")
         seen = agent.ask("state", name=known.name)
         while wait and seen.get("supervisor_lives"):
             time.sleep(0.5)
             seen = agent.ask("state", name=known.name)
-    click.echo(describe(seen))
+    click.echo(describe(seen, where))
     return 0
 
 
@@ -142,7 +170,7 @@ def download(target: str, name: str | None, **given: Any) -> int:
     from remote_runner import download as step
     from remote_runner import record
 
-    with _found(target, name, given) as (known, agent):
+    with _found(target, name, given) as (known, agent, _where):
         say = lambda text: print(text, file=sys.stderr)  # noqa: E731
         with record.only_controller(known.root, known.name):
             home = step.bring_home(agent, known.root, known.name, known.outputs, say)

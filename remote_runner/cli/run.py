@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
-from remote_runner.cli.base import DETACHED, Duration, Hours, access_options
+from remote_runner.cli.base import DETACHED, Duration, Hours, Money, access_options, show_report
+
+END = click.Choice(["keep", "stop", "terminate"])
 
 
 @click.command()
@@ -18,6 +20,15 @@ from remote_runner.cli.base import DETACHED, Duration, Hours, access_options
 @click.option("--resume", is_flag=True, help="Go on from the newest good snapshot, wherever it is.")
 @click.option("--fresh", is_flag=True, help="Keep what an earlier run of this name left aside, and start anew.")
 @click.option("--max-hours", type=Hours(), default=24.0, show_default=True, help="Then save, stop and come home.")
+@click.option("--max-total-hours", type=Hours(), help="Over all attempts of the run.")
+@click.option("--max-cost", type=Money(), metavar="USD", help="Then save, stop and come home; needs --price.")
+@click.option("--price", type=Money(), metavar="USD", help="What the pod costs an hour.")
+@click.option("--memory-limit-mb", type=click.IntRange(min=1), help="Kill the workload when its tree holds more.")
+@click.option("--on-success", type=END, default="keep", show_default=True, help="What the pod does to itself then.")
+@click.option("--on-failure", type=END, default="keep", show_default=True, help="Likewise; a deadline counts as one.")
+@click.option("--stop-after", type=Duration(), default="30m", show_default=True, help="Wait so long for a download.")
+@click.option("--on-interrupt", type=click.Choice(["detach", "pause"]), default="detach", help="What Ctrl-C does.")
+@click.option("--test-deadline", is_flag=True, help="Only prove, in two minutes, that a deadline fires there.")
 @access_options
 @click.option("--python", default="", help="An interpreter that is on the pod already; no set-up then.")
 @click.option("--no-setup", is_flag=True, help="Install nothing on the pod.")
@@ -63,10 +74,23 @@ def run(target: str, config: Path, extra: tuple[str, ...], **given: Any) -> int:
         extra=extra,
         detach=given["detach"],
         give_up_after_s=given["give_up_after"],
+        max_total_s=given["max_total_hours"] and given["max_total_hours"] * 3600,
+        max_cost=given["max_cost"],
+        price=given["price"],
+        memory_limit_mb=given["memory_limit_mb"],
+        on_success=given["on_success"],
+        on_failure=given["on_failure"],
+        stop_after_s=given["stop_after"],
+        on_interrupt=given["on_interrupt"],
     )
     plan = plans.make(config, given["name"], options)
     access = Access.of(target, given)
     with View(given["verbose"]) as view:
+        if given["test_deadline"]:
+            from remote_runner import deadline_test
+
+            click.echo(deadline_test.run(access, plan, view.tell))
+            return 0
         if given["dry_run"]:
             click.echo(controller.dry_run(access, plan, view))
             return 0
@@ -80,5 +104,4 @@ def run(target: str, config: Path, extra: tuple[str, ...], **given: Any) -> int:
             return DETACHED
     if report is None:
         return 0
-    click.echo(report.to_json() if given["as_json"] else report.summary())
-    return report.exit_code
+    return show_report(report, given["as_json"])

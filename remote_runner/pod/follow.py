@@ -33,13 +33,19 @@ def _log_part(root: str, name: str, offset: int) -> bytes:
 def look(root: str, name: str, tail_bytes: int) -> Dict[str, Any]:
     """The run's status, whether its supervisor lives, and the last bytes of its log."""
     status = files.read_json(root, layout.status(name))
-    tail = ""
+    tail, size = b"", _size(root, layout.log(name))
     if tail_bytes:
-        size = _size(root, layout.log(name))
-        tail = _log_part(root, name, max(0, size - tail_bytes)).decode("utf-8", "replace")
+        begin = max(0, size - tail_bytes)
+        tail = _log_part(root, name, begin)
+        size = begin + len(tail)
     told = fate.of(status)
     lives = told["fate"] == "running"
-    return {"status": status, "supervisor_lives": lives, **told, "log_tail": tail, "now_unix_s": time.time()}
+    return {"status": status, "supervisor_lives": lives, **told, **_log(tail, size), "now_unix_s": time.time()}
+
+
+def _log(tail: bytes, offset: int) -> Dict[str, Any]:
+    """The end of the log, and the byte after it: a follower goes on from there."""
+    return {"log_tail": tail.decode("utf-8", "replace"), "log_offset": offset}
 
 
 def _size(root: str, path: str) -> int:

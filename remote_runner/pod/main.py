@@ -19,5 +19,9 @@ def main(argv: List[str]) -> int:
         from remote_runner.pod.supervise import main as supervise
 
         return supervise(argv[1])
+    if len(argv) == 2 and argv[0] == "end":
+        from remote_runner.pod.ends import main as end
+
+        return end(argv[1])
     print(f"remote-run pod program: not understood: {argv}", file=sys.stderr)
     return 2

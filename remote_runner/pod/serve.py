@@ -16,7 +16,7 @@ import platform
 import sys
 from typing import Any, Callable, Dict
 
-from remote_runner.pod import fileops, files, follow, launch, layout, lock, preserve, wire
+from remote_runner.pod import ends, fileops, files, follow, launch, layout, lock, preserve, wire
 from remote_runner.pod import hold as holding
 from remote_runner.pod.session import SILENCE_S, Refusal, Session
 
@@ -68,6 +68,11 @@ def job(session: Session, _ask: Dict[str, Any]) -> Dict[str, Any]:
     return {"name": found.get("name"), "outputs": found.get("outputs") or []}
 
 
+def home(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
+    """The controller has a run's results, verified: now the pod may end itself, where it was asked to."""
+    return ends.acknowledge(session.root, ask["name"], ask["attempt"], ask["what"])
+
+
 _OPS: Dict[str, Callable[[Session, Dict[str, Any]], Dict[str, Any]]] = {
     "beat": lambda _session, _ask: {},
     "hold": hold,
@@ -86,6 +91,7 @@ _OPS: Dict[str, Callable[[Session, Dict[str, Any]], Dict[str, Any]]] = {
     "follow": stream,
     "runs": runs,
     "job": job,
+    "home": home,
 }
 
 
