@@ -13,7 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from remote_runner import ending, guard, launch, preflight, record, resume, retention, ssh, stores, upload, vault
+from remote_runner import (
+    ending,
+    guard,
+    launch,
+    preflight,
+    record,
+    resume,
+    retention,
+    ssh,
+    stores,
+    transfer,
+    upload,
+    vault,
+)
 from remote_runner import plan as plans
 from remote_runner.access import Access
 from remote_runner.agent import Agent
@@ -150,10 +163,10 @@ def _settle_state(agent: Agent, start: Start) -> str:
         Which state that is, for the report; empty for a fresh start.
     """
     plan, tell = start.plan, start.tell
-    there = agent.ask("list", outputs=plan.outputs, names=[plan.name])["files"]
+    there = list(transfer.listing(agent, plan.outputs, [plan.name])[0])
     if not plan.options.resume:
         if there and not plan.options.fresh:
-            raise plans.outputs_exist(plan.name, "on the pod", [str(f.get("path")) for f in there])
+            raise plans.outputs_exist(plan.name, "on the pod", there)
         if plan.options.fresh:  # only now: the pod has taken the run
             _keep_here(plan, tell)
             _keep_in_store(start.store, tell)

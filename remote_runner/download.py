@@ -19,9 +19,8 @@ from remote_runner.agent import Agent, Denied
 from remote_runner.agent import field as answer_field
 from remote_runner.checkpoint import header, snapshot
 from remote_runner.errors import Unverified
-from remote_runner.pod import files, layout, preserve
+from remote_runner.pod import digests, files, layout, preserve
 
-HASH_AT_ONCE = 64
 SPARE_BYTES = 16 << 20
 
 
@@ -56,13 +55,18 @@ def bring_home(agent: Agent, root: Path, name: str, outputs: list[str], tell: Ca
     found, folders, others = transfer.listing(agent, outputs, [name])
     home = Home(left=others)
     _keep_if_newer(agent, root, name, outputs, tell)
-    wanted = _differing(agent, root, found, home)
-    limits = {path: found[path]["size"] for path in wanted}
-    _room(root, sum(limits.values()))
+    known = digests.Digests(str(root))
     incoming = root / layout.OWN / "incoming" / name
-    shutil.rmtree(incoming, ignore_errors=True)
-    for one in transfer.fetch(agent, wanted, incoming, limits):
-        _take(root, one, home)
+    arrived: list[transfer.Fetched] = []
+    try:
+        wanted = _differing(agent, root, found, home, known, incoming)
+        limits = {path: found[path]["size"] for path in wanted}
+        _room(root, sum(limits.values()) - _begun_bytes(incoming))
+        for one in transfer.fetch(agent, wanted, incoming, limits, here=root):
+            _take(root, one, home)
+            arrived.append(one)
+    finally:
+        transfer.remember(agent, root, known, arrived)
     for folder in folders:
         root.joinpath(*files.parts(folder)).mkdir(parents=True, exist_ok=True)
     shutil.rmtree(incoming, ignore_errors=True)
@@ -93,25 +97,24 @@ def _fault(temp: Path, path: str) -> str:
     return ""
 
 
-def _differing(agent: Agent, root: Path, found: dict[str, dict[str, Any]], home: Home) -> list[str]:
-    """Paths whose bytes are not here yet: digests are compared only where the sizes agree."""
-    same_size = [p for p, e in found.items() if _size(root, p) == e["size"]]
-    for at in range(0, len(same_size), HASH_AT_ONCE):
-        part = same_size[at : at + HASH_AT_ONCE]
-        there = answer_field(agent.ask("hash", paths=part), "sha256", dict)
-        for path in part:
-            here = files.digest(str(root), path)
-            if there.get(path) == here:
-                home.manifest[path] = {"size": found[path]["size"], "sha256": here}
-    return [p for p in found if p not in home.manifest]
+def _differing(
+    agent: Agent, root: Path, found: dict[str, dict[str, Any]], home: Home, known: digests.Digests, incoming: Path
+) -> list[str]:
+    """Paths whose bytes are not here yet; those that are here under another name are put in place."""
+    difference = transfer.compare(agent, root, found, known)
+    for path, sha256 in difference.same.items():
+        home.manifest[path] = {"size": found[path]["size"], "sha256": sha256}
+    # linked before any is placed: placing one may take another's source away
+    ready = [transfer.adopt(root, source, path, found[path], incoming) for path, source in difference.linked.items()]
+    for one in ready:
+        if one is not None:
+            _take(root, one, home)
+    return [p for p in found if p not in home.manifest and p not in home.unverified]
 
 
-def _size(root: Path, path: str) -> int | None:
-    try:
-        info = root.joinpath(*files.parts(path)).lstat()
-    except OSError:
-        return None
-    return info.st_size
+def _begun_bytes(incoming: Path) -> int:
+    """What a broken download left here, to go on from."""
+    return sum(p.stat().st_blocks * 512 for p in incoming.glob("*.part")) if incoming.is_dir() else 0
 
 
 def _room(root: Path, need_bytes: int) -> None:

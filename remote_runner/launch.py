@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from remote_runner.agent import Agent, Denied, field
+from remote_runner.agent import Agent, Denied, field, printable
 from remote_runner.errors import NotStarted
 from remote_runner.plan import Plan
 from remote_runner.pod import layout
@@ -63,18 +63,16 @@ def _send_record(agent: Agent, plan: Plan, record: dict[str, Any]) -> None:
     import hashlib
 
     content = json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False).encode()
-    put = {
-        "op": "put",
+    one = {
         "path": layout.run_file(plan.name, "-run.json"),
         "size": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
         "mode": 0o644,
         "mtime_ns": 0,
-        "durable": True,
     }
-    agent.send(put)
+    agent.send({"op": "puts", "files": [one], "durable": True})
     agent.send({"data": True}, content)
-    try:
-        agent.answer()
-    except Denied as e:
-        raise NotStarted(f"the run's record could not be written on the pod: {e}", fix="look at its disk") from None
+    code, *why = field(agent.answer(), "rows", list)[0]
+    if code:
+        said = printable(str(why))
+        raise NotStarted(f"the run's record could not be written on the pod: {said}", fix="look at its disk")

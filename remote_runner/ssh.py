@@ -55,6 +55,7 @@ class Endpoint:
     identities_only: bool = False
     proxy_command: str = ""
     jump: str = ""
+    alias: str = ""  # what the user called it, where that may be a Host entry of ~/.ssh/config
 
     def __str__(self) -> str:
         return f"{show_host(self.host)}:{self.port}"
@@ -96,6 +97,7 @@ def resolve(target: Target, policy: hostkeys.Policy, user: str | None, identity:
         identities_only=str(found.get("identitiesonly", "no")).lower() == "yes",
         proxy_command=str(found.get("proxycommand", "")),
         jump=str(found.get("proxyjump", "")),
+        alias=target.host,
     )
 
 
@@ -133,7 +135,9 @@ def connect(endpoint: Endpoint, tell: Callable[[str], None] = lambda _: None) ->
 
 
 def _connect_once(endpoint: Endpoint) -> Pod:
+    began = time.monotonic()
     sock = _socket(endpoint)
+    rtt_s = time.monotonic() - began if isinstance(sock, socket.socket) else None
     transport = paramiko.Transport(sock)
     try:
         _prefer(transport, endpoint)
@@ -150,7 +154,7 @@ def _connect_once(endpoint: Endpoint) -> Pod:
         except (paramiko.SSHException, EOFError, OSError) as e:
             raise _Passing(f"{endpoint} closed the connection during the login ({e or 'no answer'})") from None
         transport.set_keepalive(KEEPALIVE_S)
-        return Pod(endpoint, transport)
+        return Pod(endpoint, transport, rtt_s)
     except BaseException:
         transport.close()
         sock.close()
@@ -201,10 +205,14 @@ def _through(endpoint: Endpoint) -> paramiko.Channel:
 
 
 class Pod:
-    """One logged-in connection."""
+    """One logged-in connection.
 
-    def __init__(self, endpoint: Endpoint, transport: paramiko.Transport) -> None:
-        self.endpoint = endpoint
+    Args:
+        rtt_s: one round trip to it, None where a hop in between hides it.
+    """
+
+    def __init__(self, endpoint: Endpoint, transport: paramiko.Transport, rtt_s: float | None = None) -> None:
+        self.endpoint, self.rtt_s = endpoint, rtt_s
         self._transport = transport
 
     def __enter__(self) -> Self:
@@ -218,6 +226,11 @@ class Pod:
 
     def host_key(self) -> str:
         return hostkeys.fingerprint(self._transport.get_remote_server_key().asbytes())
+
+    def host_key_line(self) -> str:
+        """Type and key as a known_hosts file has them, without the host."""
+        key = self._transport.get_remote_server_key()
+        return f"{key.get_name()} {key.get_base64()}"
 
     def tunnel(self, host: str, port: int) -> paramiko.Channel:
         return self._transport.open_channel("direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=CONNECT_S)

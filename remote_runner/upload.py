@@ -20,7 +20,7 @@ from remote_runner.agent import Agent, Denied
 from remote_runner.agent import field as answer_field
 from remote_runner.errors import NotStarted, UsageFault
 from remote_runner.plan import Plan
-from remote_runner.pod import files, layout
+from remote_runner.pod import digests, files, layout
 from remote_runner.transfer import Item
 
 # Never sent, git or not. docs/settings.md lists them for users.
@@ -55,6 +55,7 @@ def collect(plan: Plan) -> Code:
     code = Code()
     outputs = tuple(o + "/" for o in plan.outputs)
     wanted = {*_listed(plan.root), plan.config, *_inputs(plan)}
+    known = digests.Digests(str(plan.root))
     for path in sorted(wanted):
         if path.startswith(outputs) or left_out(path):
             continue
@@ -66,10 +67,11 @@ def collect(plan: Plan) -> Code:
             if _is_key(plan.root / path):
                 code.skipped.append(f"{path} (a private key)")
                 continue
-            code.items.append(transfer.item(plan.root, path, durable=False))
+            code.items.append(transfer.item(plan.root, path, durable=False, known=known))
         except OSError:
             if (plan.root / path).is_symlink() or _under_link(plan.root, path):
                 code.skipped.append(f"{path} (a link)")
+    known.save()
     if plan.config not in [i.path for i in code.items]:
         raise UsageFault(f"{plan.config} can't be sent: a link, or left out by its name", fix="give the real file")
     return code
@@ -153,7 +155,7 @@ def send_code(agent: Agent, code: Code, tell: Callable[[str], None]) -> list[str
 
 
 def run_files(plan: Plan) -> list[Item]:
-    """All files of the run here: outputs, logs and events, with digests; snapshots first.
+    """All files of the run here: outputs, logs and events, snapshots first, with the digests that are remembered.
 
     Beyond 5 GB together only the snapshots and small files go, unless all outputs were asked for.
     """
@@ -164,12 +166,13 @@ def run_files(plan: Plan) -> list[Item]:
         for path, info, kind in files.walk(str(plan.root), top)
         if kind == "file" and info is not None and not path.endswith("/.pause")
     ]
+    known = digests.Digests(str(plan.root))
     found.sort(key=lambda f: ("-training." not in f[0], f[1]))
     room = float("inf") if plan.options.all_outputs else RESUME_LIMIT_BYTES
     chosen = []
     for path, size in found:
         if "-training." in path or size <= room:
-            chosen.append(transfer.item(plan.root, path))
+            chosen.append(transfer.item(plan.root, path, known=known, hashed=False))
             room -= size
     return chosen
 
@@ -182,5 +185,4 @@ def send_run(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> list[Item
     """
     items = run_files(plan)
     tell(f"run files: {len(items)} files, {sum(i.size for i in items) / 1e6:.1f} MB")
-    transfer.send(agent, items)
-    return items
+    return transfer.send(agent, items)

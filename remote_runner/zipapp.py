@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import zipfile
+import zlib
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
@@ -39,6 +41,22 @@ def build() -> Zipapp:
             archive.writestr(zipfile.ZipInfo(name), sources[name], zipfile.ZIP_DEFLATED)
     content = packed.getvalue()
     return Zipapp(hashlib.sha256(content).hexdigest()[:32] + ".pyz", content)
+
+
+_BULK = ("files", "wire", "session", "parts", "bulk")  # in the order of their imports
+
+
+@cache
+def bulk_program() -> bytes:
+    """The sources of the program of a data connection, small enough to go out with the request to start it.
+
+    A zlib stream of JSON: [[name, source], ...], run by the loader in transfer/channels.py; nothing is installed.
+    """
+    package = resources.files("remote_runner") / "pod"
+    sources = [["remote_runner", ""], ["remote_runner.pod", ""]]
+    for name in _BULK:
+        sources.append([f"remote_runner.pod.{name}", (package / f"{name}.py").read_text(encoding="utf-8")])
+    return zlib.compress(json.dumps(sources).encode(), 9)
 
 
 def probe_source() -> str:

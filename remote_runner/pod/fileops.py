@@ -1,24 +1,60 @@
-"""Requests about files: what is there, what its digests are, bytes out, bytes in.
+"""Requests about files: what is there, what its digests are, what need not travel.
 
-Not here: how a path is opened and a file replaced (files.py), which files belong to a run (layout.py).
+Not here: bytes in and out (bulk.py, parts.py), how a path is opened and a file replaced (files.py), which files
+belong to a run (layout.py).
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import json
 import os
-import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from remote_runner.checkpoint import header
-from remote_runner.pod import files, layout, wire
-from remote_runner.pod.session import SILENCE_S, Refusal, Session
+from remote_runner.pod import digests, files, layout, wire
+from remote_runner.pod.session import Refusal, Session
 
-SETTLED_NS = 2_000_000_000
+PAGE_ROWS = 2_000
+
+
+def memory(session: Session) -> digests.Digests:
+    """The digests that this root remembers."""
+    if "digests" not in session.state:
+        session.state["digests"] = digests.Digests(session.root)
+    found: digests.Digests = session.state["digests"]
+    return found
 
 
 def listing(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
     return layout.listing(session.root, ask["outputs"], ask["names"])
+
+
+def scan(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
+    """The same in pages, each file with the digest that is remembered of it: no answer grows with the tree.
+
+    Rows are ["f", path, size, mtime_ns, ctime_ns, inode, mode, sha256 or ""], ["d", path] and ["o", path].
+    """
+    found = layout.listing(session.root, ask["outputs"], ask["names"])
+    known = memory(session)
+    rows: List[List[Any]] = []
+
+    def page(least: int) -> None:
+        while len(rows) >= least:
+            text = json.dumps(rows[:PAGE_ROWS], separators=(",", ":")).encode()
+            session.wire.send(*wire.chunk(text, squeeze=True))
+            del rows[:PAGE_ROWS]
+
+    for one in found.pop("files"):
+        sha256 = ""
+        with contextlib.suppress(OSError):
+            sha256 = known.get(one["path"], files.stat(session.root, one["path"])) or ""
+        rows.append(["f", *(one[k] for k in ("path", "size", "mtime_ns", "ctime_ns", "ino", "mode")), sha256])
+        page(PAGE_ROWS)
+    rows += [["d", path] for path in found["folders"]]
+    rows += [["o", path] for path in found["others"]]
+    page(1)
+    return {}
 
 
 def snapshots(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
@@ -34,77 +70,77 @@ def verify(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def hashes(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    return {"sha256": {path: _hash(session, path) for path in ask["paths"]}}
+    """Digests of files, None for one that is not there; `fresh` believes no memory."""
+    found = {path: _hash(session, path, bool(ask.get("fresh"))) for path in ask["paths"]}
+    memory(session).save()
+    return {"sha256": found}
 
 
-def _hash(session: Session, path: str) -> Optional[str]:
+def _hash(session: Session, path: str, fresh: bool = False) -> Optional[str]:
     try:
-        return files.digest(session.root, path, session.busy)
+        return memory(session).of(path, session.busy, fresh)
     except OSError:
         return None  # not there, or gone since it was listed
 
 
-def get(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Stream a file from `offset` to the size it has now; its digest is known when its last byte left."""
-    fd = files.open_read(session.root, ask["path"])
-    opened_ns = time.time_ns()
+def have(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
+    """Which of these files need not travel, because their bytes are here: at their place, or under another name.
+
+    Each is [path, size, sha256, mode, mtime_ns]; those from elsewhere are linked, or copied where files are
+    appended to. The answer names what is in place now, and `seeds`: sizes of logs that may be beginnings.
+    """
+    done: List[str] = []
+    seeds: Dict[str, int] = {}
+    for path, size, sha256, mode, mtime_ns in ask["files"]:
+        with contextlib.suppress(OSError):
+            info = files.stat(session.root, path)
+            if sha256 and info.st_size == size and _hash(session, path) == sha256:
+                _dress(session.root, path, mode, mtime_ns)
+                done.append(path)
+                continue
+            if path.endswith(layout.APPENDED) and 0 < info.st_size < size:
+                seeds[path] = info.st_size
+        if sha256 and size and _from_elsewhere(session, path, sha256, mode, mtime_ns):
+            done.append(path)
+    return {"done": done, "seeds": seeds}
+
+
+def _dress(root: str, path: str, mode: int, mtime_ns: int) -> None:
+    fd = files.open_read(root, path)
     try:
-        before = os.fstat(fd)
-        os.lseek(fd, ask["offset"], os.SEEK_SET)
-        left = max(0, min(before.st_size - ask["offset"], ask.get("length", before.st_size)))
-        found = hashlib.sha256()
-        while left:
-            block = os.read(fd, min(left, wire.CHUNK_BYTES))
-            if not block:
-                break
-            found.update(block)
-            left -= len(block)
-            session.wire.send({"data": True}, block)
-        after = os.fstat(fd)
-        whole = left == 0 and after.st_size >= before.st_size
-        changed = (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size)
-        # times tell of a later change only when they are older than a clock tick: not for a file just written
-        settled = opened_ns - before.st_ctime_ns > SETTLED_NS
-        answer = {"sha256": found.hexdigest(), "whole": whole, "changed": changed, "settled": settled}
-        return {**answer, **files.facts(before)}
+        os.fchmod(fd, mode & 0o777)
+        os.utime(fd, ns=(mtime_ns, mtime_ns))
     finally:
         os.close(fd)
 
 
-def put(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Receive a file; it gets its name only when its digest is the announced one."""
-    left, found = int(ask["size"]), hashlib.sha256()
+def _from_elsewhere(session: Session, path: str, sha256: str, mode: int, mtime_ns: int) -> bool:
+    for other in memory(session).holders(sha256):
+        if other == path or other.endswith(layout.APPENDED) or _hash(session, other) != sha256:
+            continue
+        with contextlib.suppress(OSError):
+            files.link(session.root, other, path)
+            return True
+    return False
 
-    def block() -> bytes:
-        nonlocal left
-        message = session.wire.receive(SILENCE_S)
-        if message is None:
-            raise EOFError("the controller went silent in the middle of a file")
-        left -= len(message[1])
-        return message[1]
 
-    def fill(fd: int) -> None:
-        while left > 0:
-            data = block()
-            found.update(data)
-            files.write_all(fd, data)
-        os.utime(fd, ns=(ask["mtime_ns"], ask["mtime_ns"]))
-        if found.hexdigest() != ask["sha256"]:
-            raise Refusal("digest", detail=f"{ask['path']}: arrived as {found.hexdigest()}, sent as {ask['sha256']}")
+def remember(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
+    """Digests that are known since the bytes travelled.
 
-    try:
-        files.replace(session.root, ask["path"], fill, ask["mode"], durable=ask["durable"])
-    except (OSError, ValueError, Refusal):
-        while left > 0:  # what is on its way belongs to this file, not to the next request
-            block()
-        raise
+    Each is [path, sha256, size, mtime_ns, ctime_ns, inode, taken_ns, ours].
+    """
+    for path, sha256, size, mtime_ns, ctime_ns, inode, taken_ns, ours in ask["files"]:
+        files.parts(path)
+        memory(session).put(path, (size, mtime_ns, ctime_ns, inode), sha256, taken_ns, bool(ours))
+    memory(session).save()
     return {}
 
 
 def code(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
     """Which of the announced files differ here; `done` drops what the last upload had and this one lacks."""
     want: Dict[str, str] = ask["files"]
-    differ = [path for path in want if _hash(session, path) != want[path]]
+    differ = [path for path in want if _hash(session, path, fresh=ask["done"]) != want[path]]
+    memory(session).save()
     if not ask["done"]:
         return {"need": differ}
     if differ:

@@ -13,7 +13,8 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
+import stat as modes
+import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 BLOCK_BYTES = 1 << 20
@@ -68,10 +69,35 @@ def open_read(root: str, path: str) -> int:
         fd = os.open(pieces[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     finally:
         os.close(folder)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    if not modes.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(f"not a regular file: {path}")
     return fd
+
+
+def open_write(root: str, path: str, create: bool = True, append: bool = False) -> int:
+    """Open a file of ours for reading and writing in place, its folders made; never through a link.
+
+    Raises:
+        OSError: a link stands there, or the disk refused; with `create` off, that it is missing.
+    """
+    pieces = parts(path)
+    folder = _parent(root, pieces, create=create)
+    flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0) | (os.O_APPEND if append else 0)
+    try:
+        return os.open(pieces[-1], flags, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def stat(root: str, path: str) -> os.stat_result:
+    """What stands at a path, a link itself where it is one."""
+    pieces = parts(path)
+    folder = _parent(root, pieces)
+    try:
+        return os.stat(pieces[-1], dir_fd=folder, follow_symlinks=False)
+    finally:
+        os.close(folder)
 
 
 def facts(info: os.stat_result) -> Dict[str, Any]:
@@ -79,7 +105,7 @@ def facts(info: os.stat_result) -> Dict[str, Any]:
     return {
         "size": info.st_size,
         "mtime_ns": info.st_mtime_ns,
-        "mode": stat.S_IMODE(info.st_mode) & 0o777,
+        "mode": modes.S_IMODE(info.st_mode) & 0o777,
         "ino": info.st_ino,
         "ctime_ns": info.st_ctime_ns,
     }
@@ -106,10 +132,10 @@ def _walk(folder: int, name: str, path: str) -> Iterator[Tuple[str, Optional[os.
         info = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return  # replaced or removed since it was listed
-    if stat.S_ISREG(info.st_mode):
+    if modes.S_ISREG(info.st_mode):
         if not name.endswith(TEMP_SUFFIXES):
             yield path, info, "file"
-    elif stat.S_ISDIR(info.st_mode):
+    elif modes.S_ISDIR(info.st_mode):
         yield path, info, "folder"
         inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
         try:
@@ -123,28 +149,43 @@ def _walk(folder: int, name: str, path: str) -> Iterator[Tuple[str, Optional[os.
 
 def digest(root: str, path: str, tick: Callable[[], None] = lambda: None) -> str:
     """Hex SHA-256 of a file's content; `tick` is called once a block."""
-    found = hashlib.sha256()
     fd = open_read(root, path)
     try:
-        while True:
-            block = os.read(fd, BLOCK_BYTES)
-            if not block:
-                return found.hexdigest()
-            found.update(block)
-            tick()
+        return digest_fd(fd, tick)
     finally:
         os.close(fd)
 
 
-def replace(root: str, path: str, fill: Callable[[int], None], mode: int = 0o644, durable: bool = True) -> None:
+def digest_fd(fd: int, tick: Callable[[], None] = lambda: None) -> str:
+    """Hex SHA-256 of what an open file holds from here on."""
+    found = hashlib.sha256()
+    while True:
+        block = os.read(fd, BLOCK_BYTES)
+        if not block:
+            return found.hexdigest()
+        found.update(block)
+        tick()
+
+
+def replace(
+    root: str,
+    path: str,
+    fill: Callable[[int], None],
+    mode: int = 0o644,
+    durable: bool = True,
+    sync_folder: bool = True,
+) -> None:
     """Put a file in place in one step; `fill` writes its content to a descriptor.
+
+    Args:
+        sync_folder: off where the caller syncs the folder once for many files.
 
     Raises:
         OSError: the disk refused, or a link stands on the way. What was there stays, no temp is left.
     """
     pieces = parts(path)
     folder = _parent(root, pieces, create=True)
-    temp = f".{pieces[-1]}.{os.getpid()}.part"
+    temp = f".{os.getpid()}-{threading.get_ident()}.part"  # no longer than any name may be
     try:
         fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=folder)
         try:
@@ -160,10 +201,65 @@ def replace(root: str, path: str, fill: Callable[[int], None], mode: int = 0o644
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temp, dir_fd=folder)
             raise
-        if durable:
+        if durable and sync_folder:
             os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def move(root: str, path: str, to: str, durable: bool = True) -> None:
+    """Rename a file below `root`, over what is there; the folders are made, and no link is followed."""
+    old, new = parts(path), parts(to)
+    source, target = _parent(root, old), -1
+    try:
+        target = _parent(root, new, create=True)
+        os.replace(old[-1], new[-1], src_dir_fd=source, dst_dir_fd=target)
+        if durable:
+            os.fsync(target)
+    finally:
+        os.close(source)
+        if target >= 0:
+            os.close(target)
+
+
+def link(root: str, path: str, to: str) -> None:
+    """Give a file's bytes a second name, in one step over what is there; a caller copies where links don't work."""
+    old, new = parts(path), parts(to)
+    source, target = _parent(root, old), -1
+    temp = f".{os.getpid()}-{threading.get_ident()}.link.part"
+    try:
+        target = _parent(root, new, create=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temp, dir_fd=target)
+        os.link(old[-1], temp, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+        os.replace(temp, new[-1], src_dir_fd=target, dst_dir_fd=target)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temp, dir_fd=target)  # rename(2) does nothing where both names are one file
+        os.fsync(target)
+    finally:
+        os.close(source)
+        if target >= 0:
+            os.close(target)
+
+
+def sync_folder(root: str, path: str) -> None:
+    """Make the names in a folder durable; the empty path is the root."""
+    folder = _parent(root, [*parts(path), ""]) if path else os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def unlink(root: str, path: str) -> None:
+    """Remove a file; one that is gone is no error."""
+    pieces = parts(path)
+    with contextlib.suppress(FileNotFoundError):
+        folder = _parent(root, pieces)
+        try:
+            os.unlink(pieces[-1], dir_fd=folder)
+        finally:
+            os.close(folder)
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -172,10 +268,10 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def replace_json(root: str, path: str, value: Any) -> None:
-    """Replace a small JSON file in one step, durable."""
-    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
-    replace(root, path, lambda fd: write_all(fd, text))
+def replace_json(root: str, path: str, value: Any, durable: bool = True) -> None:
+    """Replace a JSON file in one step; a durable one is written for people, one entry a line."""
+    text = json.dumps(value, indent=1 if durable else None, sort_keys=durable, ensure_ascii=False).encode() + b"\n"
+    replace(root, path, lambda fd: write_all(fd, text), durable=durable)
 
 
 def read_json(root: str, path: str) -> Any:

@@ -1,7 +1,9 @@
 """The pod's end of a connection: one process that answers a controller's requests, in order.
 
-    hold      take the lock, look for running jobs       code, put, remove   bring the root up to date
-    list      files of a run      hash, get              launch              become the supervisor
+    hold      take the lock, look for running jobs       code, remove        bring the root up to date
+    list      files of a run                             launch              become the supervisor
+    hash      digests             range, pack            bytes out           (bulk.py)
+    have      what need not come  puts, begin .. finish  bytes in            (bulk.py, parts.py)
     follow    status and log as they grow                request             pause or stop a run
 
 Requests come as messages (wire.py) and are answered in their order, so a controller may send many before it
@@ -14,11 +16,11 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from typing import Any, Callable, Dict
+from typing import Any, Dict
 
-from remote_runner.pod import ends, fileops, files, follow, launch, layout, lock, preserve, wire
+from remote_runner.pod import bulk, ends, fileops, files, follow, launch, layout, lock, parts, preserve
 from remote_runner.pod import hold as holding
-from remote_runner.pod.session import SILENCE_S, Refusal, Session
+from remote_runner.pod.session import Operations, Refusal, Session, greet, loop
 
 
 def hold(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
@@ -73,15 +75,20 @@ def home(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
     return ends.acknowledge(session.root, ask["name"], ask["attempt"], ask["what"])
 
 
-_OPS: Dict[str, Callable[[Session, Dict[str, Any]], Dict[str, Any]]] = {
+_OPS: Operations = {
     "beat": lambda _session, _ask: {},
     "hold": hold,
     "list": fileops.listing,
+    "scan": fileops.scan,
     "snapshots": fileops.snapshots,
     "verify": fileops.verify,
     "hash": fileops.hashes,
-    "get": fileops.get,
-    "put": fileops.put,
+    "have": fileops.have,
+    "remember": fileops.remember,
+    **bulk.OPERATIONS,
+    "begin": parts.begin,
+    "trail": parts.trail,
+    "finish": parts.finish,
     "code": fileops.code,
     "remove": fileops.remove,
     "preserve": keep,
@@ -97,33 +104,6 @@ _OPS: Dict[str, Callable[[Session, Dict[str, Any]], Dict[str, Any]]] = {
 
 def serve(root: str, nonce: str) -> int:
     """Answer until the connection ends."""
-    out = os.dup(1)
-    os.dup2(2, 1)  # nothing but messages may reach the controller's end of stdout
-    files.write_all(out, wire.marker(nonce))
-    session = Session(root, wire.Wire(0, out))
+    session = Session(root, greet(nonce))
     session.wire.send({"pid": os.getpid(), "python": sys.executable, "host": platform.node()})
-    while True:
-        try:
-            message = session.wire.receive(SILENCE_S if session.lock_fd is not None else None)
-            if message is None:
-                return 0
-            session.wire.send(_answer(session, message[0]))
-        except (EOFError, BrokenPipeError, wire.WireError):
-            return 0
-
-
-def _answer(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    try:
-        operation = _OPS.get(str(ask.get("op")))
-        if operation is None:
-            raise Refusal("unknown", detail=f"no operation {ask.get('op')!r}")
-        return {"ok": True, **operation(session, ask)}
-    except Refusal as e:
-        return {"ok": False, **e.facts}
-    except BrokenPipeError:
-        raise
-    except OSError as e:
-        named = e.filename if isinstance(e.filename, str) else ask.get("path", "")
-        return {"ok": False, "reason": "os", "errno": e.errno, "detail": f"{named}: {e.strerror or e}"}
-    except (ValueError, KeyError, TypeError) as e:
-        return {"ok": False, "reason": "bad-request", "detail": f"{type(e).__name__}: {e}"}
+    return loop(session, _OPS)

@@ -13,11 +13,14 @@ import os
 import select
 import struct
 import time
+import zlib
 from typing import Any, Dict, Optional, Tuple
 
-MAX_HEADER_BYTES = 64 << 20  # a listing of some 300,000 files
+MAX_HEADER_BYTES = 64 << 20  # what a controller may ask: the digests of some 300,000 files
+MAX_ANSWER_BYTES = 8 << 20  # JSON unpacks to twenty times its size, and a pod may send any
 MAX_PAYLOAD_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 20  # what one message carries of a file
+SQUEEZED_SHARE = 0.85  # a chunk that does not shrink to this is sent as it is
 _LENGTHS = struct.Struct(">II")
 
 Message = Tuple[Dict[str, Any], bytes]
@@ -37,11 +40,42 @@ def encode(header: Dict[str, Any], payload: bytes = b"") -> bytes:
     return _LENGTHS.pack(len(text), len(payload)) + text + payload
 
 
+def chunk(data: bytes, squeeze: bool) -> Message:
+    """The message that carries a piece of a file; compressed when asked to and when it pays."""
+    if squeeze:
+        small = zlib.compress(data, 1)
+        if len(small) < SQUEEZED_SHARE * len(data):
+            return {"data": True, "z": len(data)}, small
+    return {"data": True}, data
+
+
+def unpack(message: Message) -> bytes:
+    """The piece of a file in a message.
+
+    Raises:
+        WireError: it unpacks to another size than it says, or to more than a message may carry.
+    """
+    head, payload = message
+    size = head.get("z")
+    if size is None:
+        return payload
+    if not isinstance(size, int) or not 0 <= size <= MAX_PAYLOAD_BYTES:
+        raise WireError(f"a compressed piece of {size!r} bytes is beyond every limit")
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(payload, size + 1)
+    except zlib.error as e:
+        raise WireError(f"a compressed piece is damaged: {e}") from None
+    if len(data) != size or not unpacker.eof:
+        raise WireError(f"a compressed piece holds other than the {size} bytes that it announces")
+    return data
+
+
 class Decoder:
     """Bytes in, messages out; never holds more than one message beyond what was fed."""
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
+    def __init__(self, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
+        self._buffer, self._max_header_bytes = bytearray(), max_header_bytes
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
@@ -55,7 +89,7 @@ class Decoder:
         if len(self._buffer) < _LENGTHS.size:
             return None
         header_size, payload_size = _LENGTHS.unpack_from(self._buffer)
-        if header_size > MAX_HEADER_BYTES or payload_size > MAX_PAYLOAD_BYTES:
+        if header_size > self._max_header_bytes or payload_size > MAX_PAYLOAD_BYTES:
             raise WireError(f"a message of {header_size} + {payload_size} bytes is beyond every limit")
         end = _LENGTHS.size + header_size + payload_size
         if len(self._buffer) < end:
@@ -63,7 +97,7 @@ class Decoder:
         middle = _LENGTHS.size + header_size
         try:
             header = json.loads(self._buffer[_LENGTHS.size : middle].decode())
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise WireError(f"a message header is not JSON: {e}") from None
         if not isinstance(header, dict):
             raise WireError("a message header is no JSON object")

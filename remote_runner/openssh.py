@@ -1,0 +1,166 @@
+"""The system's ssh for bulk bytes: its own process and TCP connection, its ciphers outside this interpreter.
+
+It reaches the machine that the control connection proved and no other: it is given that one host key, in a file
+of its own, and asks nothing. Jump hosts, keys, agent and other settings are those of ~/.ssh/config and of the
+control connection.
+
+Not here: what is said over it (conversation.py), how many there are (transfer/channels.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+from remote_runner.ssh import CONNECT_S, Endpoint, LinkLost
+
+# a list: one name alone fails where the server lacks it. GCM first: half the processor time of chacha20
+_CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes256-ctr"
+_NAME = "remote-run-pod"  # the pod's name in our known_hosts file
+_F_SETPIPE_SZ = 1031  # Linux; fewer and larger reads between us and ssh
+_PIPE_BYTES = 1 << 20
+_KEPT_STDERR_BYTES = 16_384
+_STALLED_S = 60.0
+
+
+def available() -> bool:
+    return shutil.which("ssh") is not None
+
+
+def argv(endpoint: Endpoint, known_hosts: Path, command: str) -> list[str]:
+    """The ssh command line for one data connection.
+
+    Args:
+        known_hosts: a file with the pod's proven key under our own name for it, and nothing else.
+    """
+    options = {
+        "BatchMode": "yes",
+        "StrictHostKeyChecking": "yes",
+        "HostKeyAlias": _NAME,
+        "UserKnownHostsFile": str(known_hosts),
+        "GlobalKnownHostsFile": "/dev/null",
+        "CheckHostIP": "no",
+        "UpdateHostKeys": "no",
+        # a shared master would make all of them channels of one TCP connection
+        "ControlMaster": "no",
+        "ControlPath": "none",
+        "ConnectTimeout": str(int(CONNECT_S)),
+        "ServerAliveInterval": "15",
+        "ServerAliveCountMax": "3",
+        "ClearAllForwardings": "yes",
+        "ForwardAgent": "no",
+        "PermitLocalCommand": "no",
+        "RemoteCommand": "none",
+        "RequestTTY": "no",
+        "Compression": "no",
+        "LogLevel": "ERROR",
+    }
+    if endpoint.identities_only:
+        options["IdentitiesOnly"] = "yes"
+    if endpoint.jump:
+        options["ProxyJump"] = endpoint.jump
+    elif endpoint.proxy_command:
+        options["ProxyCommand"] = endpoint.proxy_command
+    words = ["ssh", "-T", "-x", "-c", _CIPHERS, "-p", str(endpoint.port), "-l", endpoint.user]
+    for name, value in options.items():
+        words += ["-o", f"{name}={value}"]
+    if endpoint.alias and endpoint.alias != endpoint.host:
+        words += ["-o", f"HostName={endpoint.host}"]
+    for identity in endpoint.identities:
+        words += ["-i", str(identity)]
+    return [*words, "--", endpoint.alias or endpoint.host, command]
+
+
+def write_known_hosts(folder: Path, host_key_line: str) -> Path:
+    """A known_hosts file with one key in it."""
+    path = folder / "known_hosts"
+    path.write_text(f"{_NAME} {host_key_line}\n", encoding="ascii")
+    return path
+
+
+class Process:
+    """A program on the pod behind an ssh of its own: stdin and stdout as a byte stream."""
+
+    def __init__(self, words: list[str], where: str) -> None:
+        self._where = where
+        # A group of its own: Ctrl-C is ours to handle, and it ends when our end of its stdin does.
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for fd in (self._in, self._out):
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_BYTES)
+        os.set_blocking(self._in, False)
+        self._stderr = bytearray()
+        self._drain = threading.Thread(target=self._read_stderr, args=(self._process.stderr.fileno(),), daemon=True)
+        self._drain.start()
+
+    def _read_stderr(self, fd: int) -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(fd, 4096):
+                self._stderr += data
+                del self._stderr[:-_KEPT_STDERR_BYTES]
+
+    def close(self) -> None:
+        """End it; twice is once."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._drain.join(1)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def write(self, data: bytes) -> None:
+        """Send all of it.
+
+        Raises:
+            LinkLost: ssh ended, or nothing moved for a minute.
+        """
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._in, view) :]
+            except BlockingIOError:
+                if not select.select([], [self._in], [], _STALLED_S)[1]:
+                    raise LinkLost(f"{self._where}: nothing could be sent for {_STALLED_S:.0f} s") from None
+            except (OSError, ValueError):
+                raise LinkLost(f"{self._where}: the data connection ended{self._why()}") from None
+
+    def read(self, timeout_s: float) -> bytes:
+        """Some bytes; none when it ended.
+
+        Raises:
+            LinkLost: nothing came for `timeout_s`.
+        """
+        try:
+            if not select.select([self._out], [], [], timeout_s)[0]:
+                raise LinkLost(f"{self._where}: no answer for {timeout_s:.0f} s")
+            return os.read(self._out, _PIPE_BYTES)
+        except (OSError, ValueError):
+            raise LinkLost(f"{self._where}: the data connection was closed") from None
+
+    def ready(self) -> bool:
+        """Whether something can be read at once."""
+        return bool(select.select([self._out], [], [], 0)[0])
+
+    def stderr(self) -> bytes:
+        self._drain.join(0.5)
+        return bytes(self._stderr)
+
+    def _why(self) -> str:
+        said = self.stderr().decode("utf-8", "replace").strip()
+        return f": {said[-300:]}" if said else ""

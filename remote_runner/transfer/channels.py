@@ -1,0 +1,179 @@
+"""Data connections: several TCP connections side by side, since one fills a long link to a third at most.
+
+    take()  ->  one that is warm, or a new one:  ssh (openssh.py), paramiko where there is no ssh
+            ->  python3 reads pod/bulk.py and what it needs from stdin  ->  marker  ->  messages
+
+At most four log in at a time; a server that drops logins is asked again with jitter, and then done without.
+
+Not here: what is moved over them (engine.py), the connection that everything else uses (ssh.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+import tempfile
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from remote_runner import openssh, ssh, zipapp
+from remote_runner.agent import Agent, python_command
+from remote_runner.conversation import Conversation, Program
+from remote_runner.errors import NotStarted, RunnerError
+from remote_runner.ssh import LinkLost, Pod
+
+LOGINS_AT_ONCE = 4
+TRIES = 4
+MOST = 8
+WINDOW_BYTES = 2 << 20  # OpenSSH's, fixed: what one connection has under way
+LAN_S, _FAR_S = 0.005, 0.1
+_HOPELESS = (b"Permission denied", b"Host key verification failed", b"Too many authentication failures")
+
+_LOADER = """
+import os,sys,json,zlib,types
+root,size,nonce=sys.argv[1:]
+data=b''
+while len(data)<int(size):
+    block=os.read(0,int(size)-len(data))
+    if not block: sys.exit(1)
+    data+=block
+for name,text in json.loads(zlib.decompress(data).decode()):
+    module=sys.modules[name]=types.ModuleType(name)
+    above,_,last=name.rpartition('.')
+    if above: setattr(sys.modules[above],last,module)
+    exec(compile(text,name,'exec'),module.__dict__)
+sys.exit(sys.modules['remote_runner.pod.bulk'].serve(root,nonce))
+"""
+
+
+class NoChannel(Exception):
+    """No further data connection is to be had; whoever has one goes on without."""
+
+
+def streams_for(rtt_s: float) -> int:
+    """How many connections to begin with: what a link of 1 Gbit/s needs at this round-trip time."""
+    return 2 if rtt_s < LAN_S else 4 if rtt_s < _FAR_S else MOST
+
+
+class Channels:
+    """The data connections to one root on one pod; those that were given back stay warm until the end."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._pod: Pod = agent.pod
+        self._root = str(agent.root)
+        self.rtt_s = agent.pod.rtt_s if agent.pod.rtt_s is not None else _ask_rtt_s(agent)
+        self._lock = threading.Lock()
+        self._logins = threading.BoundedSemaphore(LOGINS_AT_ONCE)
+        self._warm: deque[Conversation] = deque()
+        self._open: set[Conversation] = set()
+        self._closed = threading.Event()
+        self._folder = tempfile.TemporaryDirectory(prefix="remote-run-ssh-")
+        self._known_hosts = openssh.write_known_hosts(Path(self._folder.name), agent.pod.host_key_line())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all of them, also under the hands of whoever uses one."""
+        self._closed.set()
+        with self._lock:
+            doomed, self._open = self._open, set()
+            self._warm.clear()
+        for channel in doomed:
+            channel.close()
+        self._folder.cleanup()
+
+    def take(self) -> Conversation:
+        """A connection for one thread.
+
+        Raises:
+            NoChannel: none could be had.
+        """
+        with self._lock:
+            if self._warm:
+                return self._warm.pop()
+        why: Exception = LinkLost("not tried")
+        for attempt in range(TRIES):
+            if attempt and self._closed.wait(random.uniform(0.2, 0.6) * 2**attempt):  # noqa: S311
+                break
+            try:
+                with self._logins:
+                    if self._closed.is_set():
+                        break
+                    channel = self._new()
+            except (LinkLost, RunnerError) as e:
+                why = e
+                if any(word.decode() in str(e) for word in _HOPELESS):
+                    break
+                continue
+            with self._lock:
+                if not self._closed.is_set():
+                    self._open.add(channel)
+                    return channel
+            channel.close()
+        raise NoChannel(str(why)) from None
+
+    def give_back(self, channel: Conversation) -> None:
+        """Keep a connection that has nothing under way for whoever comes next."""
+        with self._lock:
+            if channel in self._open:
+                self._warm.append(channel)
+
+    def drop(self, channel: Conversation) -> None:
+        with self._lock:
+            self._open.discard(channel)
+        channel.close()
+
+    def _new(self) -> Conversation:
+        program, nonce = zipapp.bulk_program(), secrets.token_hex(16)
+        command = python_command(_LOADER, self._root, str(len(program)), nonce)
+        where = str(self._pod.endpoint)
+        opened: Program
+        if openssh.available():
+            opened = openssh.Process(openssh.argv(self._pod.endpoint, self._known_hosts, command), where)
+        else:
+            opened = _OwnTransport(self._pod, command)
+        try:
+            opened.write(program)
+            return Conversation(opened, where, nonce)
+        except BaseException:
+            opened.close()
+            raise
+
+
+class _OwnTransport:
+    """A program over a paramiko connection of its own, which ends with it."""
+
+    def __init__(self, like: Pod, command: str) -> None:
+        self._pod = ssh.connect(like.endpoint)
+        if self._pod.host_key_line() != like.host_key_line():
+            self._pod.close()
+            raise NotStarted(f"{like.endpoint}: another machine answers", fix="do not trust this address")
+        try:
+            self._program = self._pod.open(command)
+        except LinkLost:
+            self._pod.close()
+            raise
+        self.write, self.read = self._program.write, self._program.read
+        self.ready, self.stderr = self._program.ready, self._program.stderr
+
+    def close(self) -> None:
+        with contextlib.suppress(LinkLost):
+            self._program.close()
+        self._pod.close()
+
+
+def _ask_rtt_s(agent: Agent) -> float:
+    began = time.monotonic()
+    agent.ask("beat")
+    return time.monotonic() - began

@@ -1,0 +1,137 @@
+"""One file that travels, in either direction, and how it gets its name here.
+
+Not here: how its bytes travel (fetch.py, send.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from remote_runner.conversation import field
+from remote_runner.errors import Unverified
+from remote_runner.pod import digests, files
+
+PACKED_BYTES = 4 << 20  # smaller files travel whole, many to a request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One file to be sent."""
+
+    path: str  # below the root on the pod
+    source: Path
+    size: int
+    sha256: str  # empty: it is taken while the file is sent
+    mode: int
+    mtime_ns: int
+    durable: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """One file that arrived, not yet under its name."""
+
+    path: str
+    temp: Path
+    size: int
+    sha256: str
+    mode: int
+    mtime_ns: int
+    stamp: tuple[int, ...] = ()  # what a later change of the file on the pod would change; empty: can't tell
+
+
+def stamp(facts: dict[str, Any]) -> tuple[int, ...]:
+    """A file's size, times and inode, from a listing or an answer."""
+    return tuple(field(facts, name, int) for name in ("size", "mtime_ns", "ctime_ns", "ino"))
+
+
+def item(
+    root: Path, path: str, *, durable: bool = True, known: digests.Digests | None = None, hashed: bool = True
+) -> Item:
+    """Read a file's digest and facts.
+
+    Args:
+        known: digests that are remembered here; an unchanged file is not read again.
+        hashed: off where the digest may as well be taken while the file is sent.
+
+    Raises:
+        OSError: gone, or no regular file (links are not followed).
+    """
+    fd = files.open_read(str(root), path)
+    try:
+        info = os.fstat(fd)
+        sha256 = known.get(path, info) or "" if known else ""
+        if not sha256 and hashed:
+            began_ns = time.time_ns()
+            sha256 = files.digest_fd(fd)
+            if known and digests.stamp_of(os.fstat(fd)) == digests.stamp_of(info):
+                known.put(path, digests.stamp_of(info), sha256, began_ns)
+    finally:
+        os.close(fd)
+    return Item(
+        path=path,
+        source=root / path,
+        size=info.st_size,
+        sha256=sha256,
+        mode=info.st_mode & 0o777,
+        mtime_ns=info.st_mtime_ns,
+        durable=durable,
+    )
+
+
+def place(root: Path, one: Fetched, path: str | None = None) -> None:
+    """Give a fetched file its name, durable; nothing is followed out of `root`."""
+    to = root.joinpath(*files.parts(path or one.path))
+    _plain_folders(root, to.parent)
+    one.temp.chmod(one.mode & 0o777 | 0o600)
+    os.utime(one.temp, ns=(one.mtime_ns, one.mtime_ns))
+    one.temp.replace(to)
+    one.temp.with_suffix(".ranges").unlink(missing_ok=True)
+    fd = os.open(to.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def adopt(root: Path, source: str, path: str, facts: dict[str, Any], incoming: Path) -> Fetched | None:
+    """A file whose bytes are here under another name: linked, as if it had arrived.
+
+    Returns:
+        None where the bytes are no longer there or the disk knows no links; it must be fetched then.
+    """
+    incoming.mkdir(parents=True, exist_ok=True)
+    temp = incoming / f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.link"
+    try:
+        temp.unlink(missing_ok=True)
+        os.link(root / source, temp, follow_symlinks=False)
+        with temp.open("rb") as f:
+            sha256 = hashlib.file_digest(f, "sha256").hexdigest()
+    except OSError:
+        return None
+    if sha256 != facts.get("sha256"):
+        temp.unlink()
+        return None
+    return Fetched(
+        path=path,
+        temp=temp,
+        size=field(facts, "size", int),
+        sha256=sha256,
+        mode=field(facts, "mode", int) & 0o777,
+        mtime_ns=field(facts, "mtime_ns", int),
+    )
+
+
+def _plain_folders(root: Path, folder: Path) -> None:
+    """Make the folders above a file, and refuse a link on the way."""
+    step = folder
+    while step != root:
+        if step.is_symlink():
+            raise Unverified(f"{step} is a link: nothing is written through it", fix="replace the link by a folder")
+        step = step.parent
+    folder.mkdir(parents=True, exist_ok=True)
