@@ -72,6 +72,8 @@ def fetch(
         return
     incoming.mkdir(parents=True, exist_ok=True)
     with _alone(incoming) as folder:
+        for left in folder.glob("*.whole"):
+            left.unlink()
         meter = Meter(sum(limits[p] for p in paths), len(paths), progress)
         work = _FetchWork(paths, folder, limits, meter)
         stopped = threading.Event()
@@ -138,9 +140,11 @@ def _size(root: Path, path: str) -> int:
 
 def _sweep(folder: Path, work: _FetchWork) -> None:
     """Parts of versions that nobody wants any more."""
-    wanted = {p.temp.stem for p in work.parts if p.begun}
-    for path in folder.iterdir():
-        if path.is_file() and path.stem not in wanted and path.suffix in (".part", ".ranges", ".whole"):
+    present = [p for p in folder.iterdir() if p.suffix in (".part", ".ranges")]
+    with work.changed:
+        wanted = {p.temp.stem for p in work.parts if p.begun}
+    for path in present:
+        if path.stem not in wanted:
             path.unlink()
 
 
