@@ -37,7 +37,7 @@ def hold(pod: Pod, plan: Plan, facts: Facts, tell: Callable[[str], None]) -> Age
         answer = agent.ask("hold", match=plan.settings.patterns, lease=lease, ignore_running=options.ignore_running)
     except Denied as e:
         agent.close()
-        raise _refusal(str(pod.endpoint), e, plan) from None
+        raise refusal(str(pod.endpoint), e, plan.name) from None
     for process in answer.get("running") or []:
         tell(f"going on although this runs there, as asked: {_show(process)}")
     for line in answer.get("gpu") or []:
@@ -58,7 +58,8 @@ def _show(process: dict[str, Any]) -> str:
     return printable(text.format_map({k: process.get(k, "?") for k in ("pid", "since", "user", "command")}))
 
 
-def _refusal(where: str, denied: Denied, plan: Plan) -> Refused:
+def refusal(where: str, denied: Denied, run: str) -> Refused:
+    """Why a machine is not taken, as the program there says it."""
     if denied.reason == "held":
         lease = denied.facts.get("lease") or {}
         name = printable(str(lease.get("name", "?")))
@@ -71,7 +72,7 @@ def _refusal(where: str, denied: Denied, plan: Plan) -> Refused:
         shown = "\n".join("  " + _show(p) for p in denied.facts.get("processes", []))
         return Refused(
             f"{where}: a training runs there already; nothing was changed\n{shown}",
-            fix=f"wait for it, or if it is ours: remote-run attach {where} {plan.name}. "
+            fix=f"wait for it, or if it is ours: remote-run attach {where} {run}. "
             "If both shall share the machine: --ignore-running",
         )
     if denied.reason == "cannot-look":

@@ -15,6 +15,8 @@ from remote_runner.cli.base import LazyGroup, run_cli
 
 COMMANDS = {
     "run": ("run", "run"),
+    "local": ("local", "local"),
+    "detached": ("local", "detached"),
     "attach": ("live", "attach"),
     "status": ("live", "status"),
     "logs": ("live", "logs"),
