@@ -1,26 +1,35 @@
 """Bring a run home: everything in its outputs and its logs, each file proven before it replaces anything.
 
-    listing  ->  same digest here: nothing moves  ->  fetch under a temporary name, hashed on both ends
-             ->  content checked (snapshots, weights)  ->  placed by one rename
+    listing  ->  which checkpoints come (keeping.py)  ->  same digest here: nothing moves
+             ->  fetch under a temporary name, hashed on both ends  ->  content checked (snapshots, weights)
+             ->  placed by one rename
 
-What fails a check is not placed; the good copy that is here stays.
+What fails a check is not placed; the good copy that is here stays. A file that was written to while it was read is
+fetched again. What is here and further than the pod's state, or of another lineage, is preserved before anything
+of it is replaced.
 """
 
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remote_runner import resume, transfer
+from remote_runner import keeping, resume, transfer
 from remote_runner.agent import Agent, Denied
 from remote_runner.agent import field as answer_field
 from remote_runner.checkpoint import header, snapshot
+from remote_runner.durations import show
 from remote_runner.errors import Unverified
 from remote_runner.pod import digests, files, layout, preserve
 
+AGAIN = 3  # how often what changes meanwhile is fetched
+HASH_AT_ONCE = 64
+TELL_BYTES = 1_000_000_000
+_PROVING = ("-training.safetensors", "-training.previous.safetensors")
 SPARE_BYTES = 16 << 20
 
 
@@ -32,7 +41,8 @@ class Home:
     fetched: int = 0
     fetched_bytes: int = 0
     unverified: dict[str, str] = field(default_factory=dict)  # path -> what is wrong
-    left: list[str] = field(default_factory=list)  # links, devices, names that can't travel
+    left: list[str] = field(default_factory=list)  # links, devices, names that can't travel or that two would share
+    stayed: list[str] = field(default_factory=list)  # checkpoints that the rule leaves on the pod
 
     def require(self) -> None:
         """Raise Unverified when anything did not come home whole."""
@@ -45,8 +55,19 @@ class Home:
             )
 
 
-def bring_home(agent: Agent, root: Path, name: str, outputs: list[str], tell: Callable[[str], None]) -> Home:
+def bring_home(
+    agent: Agent,
+    root: Path,
+    name: str,
+    outputs: list[str],
+    tell: Callable[[str], None],
+    keep: str = "",
+    ask: Callable[[str], bool] | None = None,
+) -> Home:
     """Download a run; may be repeated at any point and then fetches what is missing.
+
+    Args:
+        keep: which checkpoints come (keeping.py); empty: all, beyond 50 GB as `ask` says.
 
     Raises:
         OSError: the disk here refused.
@@ -54,23 +75,71 @@ def bring_home(agent: Agent, root: Path, name: str, outputs: list[str], tell: Ca
     """
     found, folders, others = transfer.listing(agent, outputs, [name])
     home = Home(left=others)
+    found = _without_twins(found, root, home)
+    sizes = {path: int(entry["size"]) for path, entry in found.items()}
+    chosen, home.stayed = keeping.choose(sizes, keeping.settle(sizes, keep, ask))
+    if home.stayed:
+        more = " …" if len(home.stayed) > 5 else ""
+        tell(f"{len(home.stayed)} checkpoints stay on the pod: {', '.join(home.stayed[:5])}{more}")
+    found = {path: found[path] for path in chosen}
     _keep_if_newer(agent, root, name, outputs, tell)
     known = digests.Digests(str(root))
     incoming = root / layout.OWN / "incoming" / name
     arrived: list[transfer.Fetched] = []
     try:
         wanted = _differing(agent, root, found, home, known, incoming)
-        limits = {path: found[path]["size"] for path in wanted}
-        _room(root, sum(limits.values()) - _begun_bytes(incoming))
-        for one in transfer.fetch(agent, wanted, incoming, limits, here=root):
-            _take(root, one, home)
-            arrived.append(one)
+        need_bytes = sum(sizes[p] for p in wanted)
+        _announce(need_bytes, len(wanted), tell)
+        _room(root, need_bytes - _begun_bytes(incoming))
+        for attempt in range(1, AGAIN + 1):
+            began = time.monotonic()
+            before = home.fetched_bytes
+            for one in transfer.fetch(agent, wanted, incoming, {p: sizes[p] for p in wanted}, here=root):
+                _take(root, one, home)
+                arrived.append(one)
+            _say_rate(home.fetched_bytes - before, time.monotonic() - began, tell)
+            wanted = _changed_meanwhile(agent, wanted, home)
+            if not wanted:
+                break
+            tell(f"{len(wanted)} files were written to while they came; fetching them again ({attempt})")
     finally:
         transfer.remember(agent, root, known, arrived)
     for folder in folders:
         root.joinpath(*files.parts(folder)).mkdir(parents=True, exist_ok=True)
     shutil.rmtree(incoming, ignore_errors=True)
     return home
+
+
+def _without_twins(found: dict[str, dict[str, Any]], root: Path, home: Home) -> dict[str, dict[str, Any]]:
+    """Leave out names that the disk here would mix up; each is told of by name."""
+    case_blind, form_blind = keeping.blindness(root)
+    doubled = keeping.twins(found, case_blind, form_blind)
+    home.unverified.update(doubled)
+    return {path: entry for path, entry in found.items() if path not in doubled}
+
+
+def _announce(size_bytes: int, count: int, tell: Callable[[str], None]) -> None:
+    if size_bytes > TELL_BYTES:
+        tell(f"{count} files, {size_bytes / 1e9:.1f} GB are to come; at 50 MB/s that takes {show(size_bytes / 50e6)}")
+
+
+def _say_rate(size_bytes: int, took_s: float, tell: Callable[[str], None]) -> None:
+    if size_bytes > TELL_BYTES:
+        tell(f"{size_bytes / 1e9:.1f} GB in {show(took_s)}, {size_bytes / 1e6 / max(took_s, 1e-3):.0f} MB/s")
+
+
+def _changed_meanwhile(agent: Agent, paths: list[str], home: Home) -> list[str]:
+    """Files that may have come half old, half new: written in place while they were read.
+
+    One that proves itself, or that only grows, can't have; one that is gone was whole.
+    """
+    doubtful = [p for p in paths if p in home.manifest and not p.endswith((*_PROVING, *layout.APPENDED))]
+    found = []
+    for at in range(0, len(doubtful), HASH_AT_ONCE):
+        part = doubtful[at : at + HASH_AT_ONCE]
+        there = answer_field(agent.ask("hash", paths=part), "sha256", dict)
+        found += [p for p in part if there.get(p) not in (None, home.manifest[p]["sha256"])]
+    return found
 
 
 def _take(root: Path, one: transfer.Fetched, home: Home) -> None:
@@ -88,7 +157,7 @@ def _take(root: Path, one: transfer.Fetched, home: Home) -> None:
 def _fault(temp: Path, path: str) -> str:
     """What is wrong with a file's content, as far as it can prove itself; empty when nothing is."""
     try:
-        if path.endswith(("-training.safetensors", "-training.previous.safetensors")):
+        if path.endswith(_PROVING):
             snapshot.verify(temp)
         elif path.endswith(".safetensors"):
             header.read(temp)
@@ -136,6 +205,18 @@ def _keep_if_newer(agent: Agent, root: Path, name: str, outputs: list[str], tell
     except Denied:
         heads = []
     there = layout.newest([h for h in heads if isinstance(h, dict)])
-    if there is None or (there["stage_index"], there["step"]) < (here["stage_index"], here["step"]):
+    ahead = there is None or (there["stage_index"], there["step"]) < (here["stage_index"], here["step"])
+    other = there is not None and _is_other(here, there)
+    if ahead or other:
         kept = preserve.preserve(str(root), outputs, name, resume.stamp(), move=False)
-        tell(f"what is here is further than the pod's state (step {here['step']}): kept as {', '.join(kept)}")
+        why = "further than the pod's state" if ahead else "of another lineage than the pod's state"
+        tell(f"what is here (step {here['step']}) is {why}: kept as {', '.join(kept)}")
+
+
+def _is_other(here: dict[str, Any], there: dict[str, Any]) -> bool:
+    """Whether the pod's state did not come from the one here: another identity or lineage, or a fork."""
+    if here["stage"] != there["stage"]:
+        return False
+    if here["step"] == there["step"]:
+        return bool(here["root"] != there["root"])
+    return bool(here["fingerprint"] != there.get("fingerprint") or here["lineage"] != there.get("lineage"))
