@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -33,9 +34,12 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60) 
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A port that outgoing connections don't get: a server that is killed must find it free when it comes back."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def keygen(path: Path, passphrase: str = "") -> Path:
