@@ -110,16 +110,24 @@ def test_a_kill_inside_a_save(where, straight, tmp_path):
     assert not list(root.folder.glob("*.tmp"))
 
 
-def test_the_compiled_step_is_really_compiled_and_exact_over_a_kill_and_a_pause(tmp_path):
-    config = changed(train__compile=True, generator__steps=8, codec__steps=8)
+@pytest.mark.parametrize("stage", ["codec", "generator"])
+def test_the_compiled_step_is_really_compiled_and_exact_over_a_kill_and_a_pause(stage, straight, tmp_path):
+    """One stage each, as compiling takes most of the time: the codec alone, or the generator on a codec given."""
+    source = "" if stage == "codec" else str(straight.folder)
+    config = changed(train__compile=True, generator__steps=8, codec__steps=8, codec__source=source)
     whole, cut = Root(tmp_path / "whole", config), Root(tmp_path / "cut", config)
     shared = {"TMPDIR": str(whole.path / "tmp")}  # what was compiled once need not be again
-    whole.must_train(env=shared)
+    end = "ncm_mlx.train:_write_inference:1:SIGUSR1"  # of the codec's stage, or after the last step of all
+    code = 75 if stage == "codec" else 0
+    whole.must_train(strike=end, code=code, env=shared)
     assert list((whole.path / "tmp").rglob("*.so")), "MLX fell back to eager"
     cut.must_train(strike=f"{STEP}:6:SIGKILL", code=-9, env=shared)
-    cut.must_train("--resume", strike=f"{STEP}:7:SIGUSR1", code=75, env=shared)
-    cut.must_train("--resume", env=shared)
-    assert cut.roots() == whole.roots()
+    cut.must_train("--resume", strike=f"{STEP}:2:SIGUSR1", code=75, env=shared)
+    cut.must_train("--resume", strike=end, code=code, env=shared)
+    for one in (header.verify_digests(root.snapshot(stage)) for root in (whole, cut)):
+        assert (one["step"], one["root"]) == (8, header.describe(whole.snapshot(stage))["root"])
+    weights = f"{stage}.safetensors"
+    assert (cut.folder / weights).read_bytes() == (whole.folder / weights).read_bytes()
 
 
 def test_the_word_now_cuts_an_evaluation_which_the_resumed_run_does_first(straight, tmp_path):

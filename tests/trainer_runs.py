@@ -209,7 +209,7 @@ class Trainer:
         raise AssertionError(f"it ended without a line with {text!r}")
 
     def ended(self) -> Ended:
-        output, _ = self.process.communicate(timeout=120)
+        output, _ = self.process.communicate(timeout=280)
         return Ended(self.process.returncode, output)
 
 
