@@ -30,7 +30,7 @@ from remote_runner.agent import Agent
 from remote_runner.agent import field as answer_field
 from remote_runner.checkpoint import header
 from remote_runner.errors import Unverified
-from remote_runner.pod import layout
+from remote_runner.pod import foreign, layout
 from remote_runner.pod.status import utc
 from remote_runner.vault import Place
 
@@ -48,6 +48,9 @@ class Source(Protocol):
 
     def digests(self, paths: list[str]) -> dict[str, str]:
         """What the files hold now; those that are gone are left out."""
+
+    def foreign(self) -> dict[str, dict[str, Any]]:
+        """Snapshots of other trainers as they are now: path -> what is said of it (pod/foreign.py)."""
 
     def bring(self, paths: list[str], into: Path, limits: dict[str, int]) -> Iterator[transfer.Fetched]:
         """Copy files here, each one version and whole; those that are gone are left out."""
@@ -72,6 +75,11 @@ class OnPod:
             there = answer_field(self.agent.ask("hash", paths=part), "sha256", dict)
             found.update({p: there[p] for p in part if isinstance(there.get(p), str)})
         return found
+
+    def foreign(self) -> dict[str, dict[str, Any]]:
+        there = answer_field(self.agent.ask("snapshots", outputs=self.outputs), "snapshots", list)
+        rows = [(str(s.get("path")), s.get("header")) for s in there if isinstance(s, dict)]
+        return {path: head for path, head in rows if isinstance(head, dict) and vault.is_foreign(head)}
 
     def bring(self, paths: list[str], into: Path, limits: dict[str, int]) -> Iterator[transfer.Fetched]:
         return transfer.fetch(self.agent, paths, into, limits)
@@ -107,10 +115,12 @@ def make(source: Source, place: Place, spool: Path, attempt: str, last: Backup |
     with retention.writing(place) as mark:
         sizes = vault.blob_sizes(place)
         heads = dict(last.heads) if last else _known_heads(place)
+        foreign_heads = source.foreign()
         found, folders = source.listing()
         job = _Job(source, place, spool, mark, sizes, heads)
         entries = job.store(found)
         told = [{"path": e["path"], **job.heads[e["sha256"]]} for e in entries if e["sha256"] in job.heads]
+        told += [{"path": p, **h} for p, h in foreign_heads.items() if foreign.same_content(p, h, entries)]
         newest = layout.newest(told)
         at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
         backup_id = f"{at}-{newest['stage']}-{newest['step']}" if newest else f"{at}-none-0"

@@ -118,6 +118,8 @@ def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
         f"started: supervisor pid {status['supervisor']['pid']}, attempt {plan.attempt}, segment {status['segment']}; "
         f"deadline {deadline['at']} armed on the pod"
     )
+    if plan.settings.pause == "none":
+        tell('pause = "none": at its deadline it is killed, and what came after its last snapshot is lost')
     journal.event("launched", attempt=plan.attempt, deadline=deadline)
     run = Running(
         name=plan.name,
@@ -247,6 +249,7 @@ def _remember(plan: Plan, pod: ssh.Pod, facts: preflight.Facts, access: Access, 
         config=plan.config,
         config_text=(plan.root / plan.config).read_text(encoding="utf-8", errors="replace"),
         outputs=plan.outputs,
+        snapshots=plan.settings.rules,
         git=record.git_state(plan.root),
         code={i.path: i.sha256 for i in code.items},
         attempts=[*found.get("attempts", []), attempt],

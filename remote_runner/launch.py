@@ -27,6 +27,8 @@ def job(plan: Plan) -> dict[str, Any]:
         "setup": None if own_python or not settings.setup else plan.words(settings.setup),
         "env": plan.env,
         "pause": settings.pause,
+        "done_file": settings.done_file,
+        "snapshots": settings.rules,
         "python": options.python,
         "memory_limit_mb": options.memory_limit_mb or settings.memory_limit_mb,
         "resume_command": plan.resume_command,

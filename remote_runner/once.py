@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from remote_runner import backup, preflight, record, settings, ssh, standing, stores
+from remote_runner import backup, preflight, record, settings, settings_keys, ssh, standing, stores
 from remote_runner import plan as plans
 from remote_runner.access import Access
 from remote_runner.agent import Agent, Denied
@@ -78,7 +78,7 @@ def order(access: Access, name: str, store: str, remote_dir: str, project: str, 
         pod_root=pod_root,
         outputs=[str(o) for o in outputs],
         store=to if "://" in to else str((root / Path(to).expanduser()).absolute()),
-        keep=found.backup.keep if found else settings.Backup().keep,
+        keep=found.backup.keep if found else settings_keys.Backup().keep,
         project_root=str(root) if known else "",
     )
 

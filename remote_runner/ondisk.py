@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remote_runner.pod import files, layout
+from remote_runner.pod import files, foreign, layout
 from remote_runner.transfer import Fetched
 
 
@@ -35,6 +35,10 @@ class OnDisk:
             with contextlib.suppress(OSError):
                 found[path] = files.digest(str(self.root), path)
         return found
+
+    def foreign(self) -> dict[str, dict[str, Any]]:
+        rules = foreign.of_job(str(self.root))[1]
+        return {path: head for path, head, _why in foreign.heads(str(self.root), self.outputs, rules) if head}
 
     def bring(self, paths: list[str], into: Path, limits: dict[str, int]) -> Iterator[Fetched]:
         for number, path in enumerate(paths):

@@ -17,7 +17,7 @@ from remote_runner import limits, record
 from remote_runner import settings as settings_file
 from remote_runner.errors import UsageFault
 from remote_runner.pod import files, layout
-from remote_runner.settings import Settings
+from remote_runner.settings_keys import Settings
 
 SENT_ENVIRONMENT = ("NCM_MLX_GENERATOR_STEPS", "NCM_MLX_MEMORY_LIMIT_GB")
 CHECK_REFUSED = 78

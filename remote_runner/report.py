@@ -12,7 +12,7 @@ from typing import Any
 
 from remote_runner.agent import printable
 from remote_runner.durations import show
-from remote_runner.pod import files, layout
+from remote_runner.pod import files, foreign, layout
 
 _WORST_FIRST = (70, 6, 7, 8, 5, 2, 1, 75, 0)
 _BY_CAUSE = {
@@ -68,7 +68,8 @@ class Report:
     def summary(self) -> str:
         lines = [f"{self.name}: {self.cause}" + (f" ({self.evidence})" if self.evidence else "")]
         for one in self.last_durable:
-            lines.append(f"  {one['stage']}: step {one['step']} saved and verified, root {one['root'][:16]}")
+            known = one.get("rule") or "saved and verified"
+            lines.append(f"  {one['stage']}: step {one['step']} {known}, root {one['root'][:16]}")
         if self.resumed_from:
             repeated = "unknown" if self.steps_repeated is None else self.steps_repeated
             lines.append(f"  resumed from {self.resumed_from}; steps repeated: {repeated}")
@@ -92,12 +93,14 @@ class Report:
 def add_local_facts(report: Report, root: Path, outputs: list[str]) -> None:
     """What the files that are home tell: durable steps, segments, the end of the log."""
     best: dict[str, dict[str, Any]] = {}
-    for _path, head, _why in layout.snapshots(str(root), outputs):
+    rules = files.read_json(str(root), layout.run_file(report.name, "-run.json")) or {}
+    own = layout.snapshots(str(root), outputs)
+    for _path, head, _why in [*own, *foreign.heads(str(root), outputs, rules.get("snapshots") or [])]:
         if head is not None and head["step"] >= best.get(head["stage"], head)["step"]:
             best[head["stage"]] = head
+    said = ("stage", "step", "target_steps", "root", "rule")
     report.last_durable = [
-        {"stage": h["stage"], "step": h["step"], "target_steps": h["target_steps"], "root": h["root"]}
-        for h in sorted(best.values(), key=lambda h: h["stage_index"])
+        {key: h[key] for key in said if key in h} for h in sorted(best.values(), key=lambda h: h["stage_index"])
     ]
     report.segments = _segments(root / layout.metrics_file(outputs))
     log = root / layout.log(report.name)

@@ -21,7 +21,7 @@ from remote_runner.checkpoint import header
 from remote_runner.errors import PreflightFailed, Refused, RunnerError, Unverified, UsageFault
 from remote_runner.hostkeys import Policy
 from remote_runner.plan import Plan
-from remote_runner.pod import layout, preserve
+from remote_runner.pod import foreign, layout, preserve
 from remote_runner.ssh import LinkLost
 from remote_runner.target import parse
 from remote_runner.vault import Place
@@ -43,6 +43,7 @@ class Candidate:
     root: str
     fingerprint: str
     lineage: Any
+    rule: str = ""  # of another trainer's: what is known of it; its root was taken from its bytes just now
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -54,7 +55,8 @@ class Candidate:
         return self.place, self.backup_id
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.stage} step {self.step} ({self.backup_id or self.path})"
+        known = f"; {self.rule}" if self.rule else ""
+        return f"{self.place}: {self.stage} step {self.step} ({self.backup_id or self.path}{known})"
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,7 @@ def _candidate(place: str, head: dict[str, Any], path: str, **more: Any) -> Cand
         root=str(head["root"]),
         fingerprint=str(head.get("fingerprint")),
         lineage=head.get("lineage"),
+        rule=str(head.get("rule") or ""),
         **more,
     )
 
@@ -195,7 +198,9 @@ def _on_pod(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> Iterator[C
 
 
 def _here(plan: Plan, tell: Callable[[str], None]) -> Iterator[Candidate]:
-    for path, head, why in layout.snapshots(str(plan.root), plan.outputs):
+    outputs, rules = plan.outputs, plan.settings.rules
+    own = layout.snapshots(str(plan.root), outputs)
+    for path, head, why in [*own, *foreign.heads(str(plan.root), outputs, rules)]:
         if head is not None:
             yield _candidate("here", head, path)
         else:
@@ -223,6 +228,8 @@ def _proven(agent: Agent, plan: Plan, store: Place, one: Candidate, found: list[
         return _proven_backup(plan, store, one)
 
     def prove(candidate: Candidate) -> None:
+        if candidate.rule:
+            return
         if one.place == "pod":
             agent.ask("verify", path=candidate.path)
         else:
@@ -247,6 +254,10 @@ def _proven_backup(plan: Plan, store: Place, one: Candidate) -> Winner:
     if manifest is None:
         raise Unverified(f"the backup {one.backup_id} was pruned meanwhile", fix="run the command again")
     fetched = vault.fetch(store, manifest, vault.incoming(plan.root, plan.name))
+    if one.rule:
+        if not foreign.same_content(one.path, {"root": one.root}, manifest["files"]):
+            raise Unverified(f"{one.path} in {one.backup_id} is not what its manifest says", fix="take another backup")
+        return Winner(one, manifest, fetched)
     temp = next((f.temp for f in fetched if f.path == one.path), None)
     if temp is None:
         raise Unverified(f"the backup {one.backup_id} names no file {one.path}", fix="take another backup")

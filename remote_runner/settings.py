@@ -5,6 +5,8 @@
     options of the command line            over both
 
 Here alone an unknown key is an error. CONFIG belongs to the trainer and none of its keys is judged.
+
+Not here: which keys there are (settings_keys.py).
 """
 
 from __future__ import annotations
@@ -12,71 +14,16 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import json
-import shlex
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import TypeAdapter, ValidationError
 
-from remote_runner import durations
 from remote_runner.errors import UsageFault
 from remote_runner.pod import files
-
-NCM_MATCH = "-m ncm_mlx train|evaluate|benchmark"  # the guard's default
-
-strict = with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
-
-
-def _words(value: object) -> object:
-    """A command may be written as one string, as in a shell, or as a list of words."""
-    return shlex.split(value) if isinstance(value, str) else value
-
-
-def _seconds(value: object) -> object:
-    return durations.parse(value) if isinstance(value, str) else value
-
-
-Command = Annotated[list[str], BeforeValidator(_words)]
-
-
-@strict
-@dataclass(frozen=True, kw_only=True)
-class Backup:
-    """Where snapshots go while the run goes on."""
-
-    to: str = "backups"  # a directory; see stores/ for what else
-    every: Annotated[float, BeforeValidator(_seconds), Field(gt=0)] = 900.0  # seconds; written as "15m"
-    keep: Annotated[int, Field(ge=1)] = 5  # newest backups kept in the store
-
-
-@strict
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What the tool must know of a workload. `{config}`, `{name}` and `{python}` are filled in."""
-
-    command: Command
-    then: list[Command] = field(default_factory=list)  # after it, each only when the one before ended with 0
-    check: Command | None = None  # judges the config here, before any connection
-    resume_args: list[str] = field(default_factory=lambda: ["--resume"])
-    outputs: Annotated[list[str], Field(min_length=1)] = field(default_factory=lambda: ["artifacts/{name}"])
-    inputs: list[str] = field(default_factory=list)  # uploaded though git ignores them
-    match: str | list[str] = NCM_MATCH
-    pause: str = "contract"  # or a signal's name, or "none"
-    setup: Command | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    memory_limit_mb: Annotated[int, Field(gt=0)] | None = None
-    restarts: Annotated[int, Field(ge=0)] = 0  # how often a crash is resumed on the pod, each time from further on
-    project: str = ""  # the project's name on pods and in stores; default: its folder's
-    backup: Backup = field(default_factory=Backup)
-
-    @property
-    def patterns(self) -> list[str]:
-        """What the guard looks for: NCM always, and this workload."""
-        own = [self.match] if isinstance(self.match, str) else self.match
-        return list(dict.fromkeys([NCM_MATCH, *own]))
-
+from remote_runner.settings_keys import KEYS_OF, Settings
 
 _ADAPTER: TypeAdapter[Settings] = TypeAdapter(Settings)
 
@@ -142,22 +89,31 @@ def load(root: Path, name: str) -> Settings:
 
 
 def _fill(found: Settings, name: str, path: Path) -> Settings:
-    outputs = [o.replace("{name}", name).rstrip("/") for o in found.outputs]
-    for output in (*outputs, *found.inputs):
+    def named(text: str) -> str:
+        return text.replace("{name}", name).rstrip("/")
+
+    outputs = [named(o) for o in found.outputs]
+    done_file = named(found.done_file)
+    for inner in (*outputs, *found.inputs, *filter(None, [done_file])):
         try:
-            files.parts(output)
+            files.parts(inner)
         except files.BadPath as e:
-            raise UsageFault(f"{path}: outputs and inputs: {e}", fix="write a path inside the project") from None
-    return Settings(**{**{f.name: getattr(found, f.name) for f in fields(found)}, "outputs": outputs})
+            raise UsageFault(
+                f"{path}: outputs, inputs, done_file: {e}", fix="write a path inside the project"
+            ) from None
+    rules = [replace(rule, glob=[named(g) for g in rule.glob]) for rule in found.snapshots]
+    return replace(found, outputs=outputs, done_file=done_file, snapshots=rules)
 
 
 def _explain(error: ValidationError, path: Path, origin: dict[str, str], prefix: str) -> UsageFault:
     first = error.errors()[0]
+    # validators stand in the path of an error by their name, as `function-before[…]`
     where = [str(p) for p in first["loc"] if not isinstance(p, int) and "[" not in str(p)]
     full = origin.get(where[0] if where else "", prefix) + ".".join(where)
     fix = "see docs/settings.md for every key"
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        known = [f.name for f in fields(Backup if where[:1] == ["backup"] and len(where) > 1 else Settings)]
+        table = KEYS_OF.get(where[0], Settings) if len(where) > 1 else Settings
+        known = [f.name for f in fields(table)]
         near = difflib.get_close_matches(where[-1], known, n=1)
         fix = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
     return UsageFault(f"{path}: {full}: {first['msg']}", fix=fix)

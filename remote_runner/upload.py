@@ -20,7 +20,7 @@ from remote_runner.agent import Agent, Denied
 from remote_runner.agent import field as answer_field
 from remote_runner.errors import NotStarted, UsageFault
 from remote_runner.plan import Plan
-from remote_runner.pod import digests, files, layout
+from remote_runner.pod import digests, files, foreign, layout
 from remote_runner.transfer import Item
 
 # Never sent, git or not. docs/settings.md lists them for users.
@@ -54,7 +54,7 @@ def collect(plan: Plan) -> Code:
     """
     code = Code()
     outputs = tuple(o + "/" for o in plan.outputs)
-    wanted = {*_listed(plan.root), plan.config, *_inputs(plan)}
+    wanted = {*listed(plan.root), plan.config, *_inputs(plan)}
     known = digests.Digests(str(plan.root))
     for path in sorted(wanted):
         if path.startswith(outputs) or left_out(path):
@@ -82,7 +82,8 @@ def left_out(path: str) -> bool:
     return any(p in LEFT_OUT or any(fnmatch.fnmatchcase(p, g) for g in LEFT_OUT_GLOBS) for p in path.split("/"))
 
 
-def _listed(root: Path) -> list[str]:
+def listed(root: Path) -> list[str]:
+    """What git tracks, and what it neither tracks nor ignores; without git all files but the usual caches."""
     try:
         # core.quotepath is off with -z; a file that was deleted but is still tracked is sorted out by its open
         done = subprocess.run(
@@ -167,11 +168,17 @@ def run_files(plan: Plan) -> list[Item]:
         if kind == "file" and info is not None and not path.endswith("/.pause")
     ]
     known = digests.Digests(str(plan.root))
-    found.sort(key=lambda f: ("-training." not in f[0], f[1]))
+    best = foreign.newest(str(plan.root), plan.outputs, plan.settings.rules) if plan.settings.rules else None
+    newest = {path for path, _size in best.files} if best else set()
+
+    def first(path: str) -> bool:
+        return "-training." in path or path in newest
+
+    found.sort(key=lambda f: (not first(f[0]), f[1]))
     room = float("inf") if plan.options.all_outputs else RESUME_LIMIT_BYTES
     chosen = []
     for path, size in found:
-        if "-training." in path or size <= room:
+        if first(path) or size <= room:
             chosen.append(transfer.item(plan.root, path, known=known, hashed=False))
             room -= size
     return chosen

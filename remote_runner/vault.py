@@ -144,6 +144,12 @@ def snapshots(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def is_foreign(head: dict[str, Any]) -> bool:
+    """Whether a snapshot is another trainer's; what is said of it came from the pod and must have the right shape."""
+    kinds = {"stage": str, "stage_index": int, "step": int, "root": str, "rule": str}
+    return all(isinstance(head.get(key), kind) for key, kind in kinds.items())
+
+
 def size_of(manifest: dict[str, Any]) -> int:
     return sum(e["size"] for e in manifest["files"])
 

@@ -75,6 +75,7 @@ SUDOKU_SETTINGS = """
 [runs."sudoku-*"]
 command = ["python", "-m", "ncm_mlx", "train", "{config}"]
 check = ["python", "-m", "ncm_mlx", "check", "{config}"]
+pause = "contract"
 env = { PYTHONPATH = "workloads" }
 """
 TINY = {
@@ -99,6 +100,7 @@ def tiny(name: str, **changed: dict[str, object] | int) -> str:
 SETTINGS = """
 [runs."*"]
 command = ["python", "train.py", "{config}"]
+pause = "contract"
 match = "train.py configs/never"
 """
 

@@ -276,7 +276,8 @@ def _parse(raw: bytes, size_bytes: int) -> Header:
         raise SnapshotCorrupt(f"its header is not JSON ({str(wrong)[:120]}); it begins {raw[8:32]!r}") from None
     if not isinstance(top, dict):
         raise SnapshotCorrupt("its header is not a JSON object")
-    metadata = top.pop("__metadata__", {})
+    metadata = top.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata  # MLX writes null for none
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise SnapshotCorrupt("its __metadata__ is not an object of strings")
     entries = sorted((_entry(name, body) for name, body in top.items()), key=lambda e: (e.begin, e.end, e.name))

@@ -132,9 +132,10 @@ def logs(target: str, name: str | None, follow: bool, tail_bytes: int, **given: 
 @click.command()
 @_run_arguments
 @click.option("--wait/--no-wait", default=True, help="Wait until it has paused.")
-def pause(target: str, name: str | None, wait: bool, **given: Any) -> int:
+@click.option("--kill", is_flag=True, help='End it where its settings say pause = "none".')
+def pause(target: str, name: str | None, wait: bool, kill: bool, **given: Any) -> int:
     """Ask a run to save its full state and stop; it can be resumed from there."""
-    return _ask(target, name, None, wait, given)
+    return _ask(target, name, None, wait, given, kill)
 
 
 @click.command()
@@ -146,13 +147,22 @@ def stop(target: str, name: str | None, grace: float, wait: bool, **given: Any) 
     return _ask(target, name, grace, wait, given)
 
 
-def _ask(target: str, name: str | None, grace_s: float | None, wait: bool, given: dict[str, Any]) -> int:
+def _ask(
+    target: str, name: str | None, grace_s: float | None, wait: bool, given: dict[str, Any], kill: bool = False
+) -> int:
     from remote_runner import ssh
     from remote_runner.errors import UsageFault
     from remote_runner.status_text import describe
 
     with _found(target, name, given) as (known, agent, where):
         answer = agent.ask("request", name=known.name, by=ssh.local_user(), grace_s=grace_s)
+        if answer.get("cannot") and kill:
+            answer = agent.ask("request", name=known.name, by=ssh.local_user(), grace_s=0.0)
+        if answer.get("cannot"):
+            raise UsageFault(
+                f'{known.name} can\'t be asked to pause (pause = "none" in its settings): {answer["cannot"]}',
+                fix='end it all the same with --kill, or name a signal that makes it save: pause = "SIGTERM"',
+            )
         if not answer.get("asked"):
             raise UsageFault(f"{known.name} does not run there", fix=f"see: remote-run status {where} {known.name}")
         seen = agent.ask("state", name=known.name)

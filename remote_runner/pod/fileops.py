@@ -12,7 +12,7 @@ import os
 from typing import Any, Dict, List, Optional
 
 from remote_runner.checkpoint import header
-from remote_runner.pod import digests, files, layout, wire
+from remote_runner.pod import digests, files, foreign, layout, wire
 from remote_runner.pod.session import Refusal, Session
 
 PAGE_ROWS = 2_000
@@ -58,7 +58,10 @@ def scan(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def snapshots(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    found = layout.snapshots(session.root, ask["outputs"])
+    """Those of format 1, and those that the last job's rules name."""
+    found = list(layout.snapshots(session.root, ask["outputs"]))
+    rules = foreign.of_job(session.root)[1]
+    found += foreign.heads(session.root, ask["outputs"], rules, session.busy)
     return {"snapshots": [{"path": path, "header": head, "why": why} for path, head, why in found]}
 
 

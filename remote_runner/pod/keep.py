@@ -76,7 +76,7 @@ def _may_succeed(root: str, job: Dict[str, Any], status: Dict[str, Any]) -> bool
     used = int(status.get("restarts") or 0)
     if status.get("pause") or status.get("state") == "setup" or used >= int(job.get("restarts") or 0):
         return False
-    reached = durable.newest_verified(root, job["outputs"])
+    reached = durable.newest_verified(root, job["outputs"], job.get("snapshots") or [])
     before = status.get("began_at")
     if reached is None or (before is not None and list(reached) <= list(before)):
         return False

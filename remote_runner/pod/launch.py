@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Dict
 
-from remote_runner.pod import fate, files, layout, lock
+from remote_runner.pod import fate, files, foreign, layout, lock
 
 ARMED_WITHIN_S = 20.0
 
@@ -92,11 +92,15 @@ def ask_supervisor(root: str, name: str, by: str, grace_s: Any) -> Dict[str, Any
     """Ask a run's supervisor to pause; with `grace_s`, to kill what has not paused by then.
 
     Returns:
-        `asked`: whether there was one to ask, and the status.
+        `asked`: whether there was one to ask, and the status. `cannot`: what would be lost, of a run that can't be
+        asked to pause and was not to be killed.
     """
     status = files.read_json(root, layout.status(name))
     if not isinstance(status, dict) or status.get("exit") or not fate.supervisor_lives(status):
         return {"asked": False, "status": status}
+    job = files.read_json(root, layout.JOB) or {}
+    if grace_s is None and job.get("pause") == "none":
+        return {"asked": False, "status": status, "cannot": foreign.tell_newest(root, job) or "what it did is lost"}
     files.replace_json(root, layout.REQUEST, {"attempt": status["attempt"], "by": by, "grace_s": grace_s})
     os.kill(status["supervisor"]["pid"], signal.SIGUSR1)
     return {"asked": True, "status": status}

@@ -28,6 +28,8 @@ class Pause:
         self._root, self._job = root, job
         self.cause = cause
         self.since_s = now_s
+        if grace_s is not None and job["pause"] == "none":
+            grace_s = 0.0  # it can't be asked, so there is nothing to wait for
         self.grace_s, self.until_s = grace_s, None if grace_s is None else now_s + grace_s
         self._nagged_s = float("-inf")
         self._said_now = False

@@ -21,7 +21,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
-from remote_runner.pod import deadline, durable, files, health, layout, pausing, procs, tree, workload
+from remote_runner.pod import deadline, durable, files, foreign, health, layout, pausing, procs, tree, workload
 from remote_runner.pod.status import Progress, Status, utc
 
 _PAUSE_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -93,6 +93,8 @@ class Supervisor:
         }
 
     def _reserve_s(self) -> float:
+        if self.job["pause"] == "none":
+            return 0.0  # nothing can be saved in it
         return self.deadline.reserve_s(self.progress.longest_save_s)
 
     def _tell_the_past(self, before: Dict[str, Any]) -> None:
@@ -116,6 +118,8 @@ class Supervisor:
 
     def finish(self, ended: Dict[str, Any]) -> None:
         ended["ended_unix_s"] = time.time()
+        if ended["cause"] != "done" and (more := foreign.tell_newest(self.root, self.job)):
+            ended["evidence"] = "; ".join(filter(None, [ended["evidence"], more]))
         self.status.event("ended", **ended)
         self.status.conclude(state="ended", exit=ended, progress=self.progress.last, pid=None)
 
@@ -143,12 +147,12 @@ class Supervisor:
         """The command itself, resumed after a crash as often as the job allows and as long as it gets further."""
         words = self.job["resume_command"] if self.succeeds else self.job["command"]
         while True:
-            began_at = durable.newest(self.root, self.job["outputs"])
+            began_at = durable.newest(self.root, self.job["outputs"], self.job.get("snapshots") or [])
             self.status.fields["began_at"] = began_at
             ended = self._execute("command", words)
             if self.pause is not None or ended["cause"] not in _RESTARTED or self.restarts >= self._restarts_allowed:
                 return ended
-            reached = durable.newest_verified(self.root, self.job["outputs"])
+            reached = durable.newest_verified(self.root, self.job["outputs"], self.job.get("snapshots") or [])
             if reached is None or (began_at is not None and reached <= began_at):
                 self.status.event("not restarted", why=f"no verified snapshot beyond {began_at}", after=ended)
                 return ended
@@ -165,9 +169,9 @@ class Supervisor:
         """Run one program to its end; what comes back is the exit record."""
         if self.pause is not None:
             return workload.ended(self.pause.cause, "before its start")
-        words = workload.argv(self.root, self.job, words)
         kills = health.oom_kills()
         try:
+            words = workload.argv(self.root, self.job, words)
             child = workload.start(self.root, self.job, words, self.status.fields["segment"])
         except workload.CannotStart as e:
             return workload.ended("failed", str(e), 127)
@@ -180,7 +184,15 @@ class Supervisor:
         self._end_tree(child.pid)
         tree.reap()
         cause = self.pause.cause if self.pause is not None else ""
-        return workload.verdict(child.returncode, killed=self.killed, pause_cause=cause, oom=health.oom_evidence(kills))
+        self.progress.read()
+        finished = self.job["pause"] == "contract" or foreign.finished(self.root, self.job, self.progress.last)
+        return workload.verdict(
+            child.returncode,
+            killed=self.killed,
+            pause_cause=cause,
+            oom=health.oom_evidence(kills),
+            finished=finished,
+        )
 
     # --- while it runs ------------------------------------------------------
 
@@ -238,8 +250,9 @@ class Supervisor:
         shown, now = self.status.fields["deadline"], self._deadline_fields()
         step_s = now["unix_s"] - shown["unix_s"]
         if abs(step_s) > deadline.STEP_S:
-            self.status.event("clock stepped", by_s=round(step_s, 1), deadline=now["at"])
             shown.update(now)
+            self.status.update()
+            self.status.event("clock stepped", by_s=round(step_s, 1), deadline=now["at"])
         elif abs((now["unix_s"] - now["pause_unix_s"]) - (shown["unix_s"] - shown["pause_unix_s"])) > 0.1:
             shown.update(pause_unix_s=shown["unix_s"] - self._reserve_s())  # a longer save was seen
         shown["elapsed_s"] = now["elapsed_s"]

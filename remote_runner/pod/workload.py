@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import Any, Dict, List
 
-from remote_runner.pod import files, layout, tree
+from remote_runner.pod import files, foreign, layout, tree
 from remote_runner.pod.status import utc
 
 PAUSED = 75
@@ -43,10 +43,20 @@ def environment(root: str, job: Dict[str, Any], segment: int) -> Dict[str, str]:
 
 
 def argv(root: str, job: Dict[str, Any], words: List[str]) -> List[str]:
-    """A command with its interpreter filled in; a leading `python` means it."""
+    """A command with its interpreter filled in, which a leading `python` means, and the newest snapshot's path.
+
+    Raises:
+        CannotStart: the newest snapshot is to be named, and none is complete.
+    """
     used = python(root, job)
     words = [used if words[0] == "python" else words[0], *words[1:]]
-    return [word.replace("{python}", used) for word in words]
+    words = [word.replace("{python}", used) for word in words]
+    if any("{newest}" in word for word in words):
+        newest = foreign.newest_path(root, job)
+        if newest is None:
+            raise CannotStart("no complete snapshot to resume from: {newest} in resume_args can't be filled in")
+        words = [word.replace("{newest}", newest) for word in words]
+    return words
 
 
 def start(root: str, job: Dict[str, Any], words: List[str], segment: int) -> "subprocess.Popen[bytes]":
@@ -88,7 +98,7 @@ def ended(cause: str, evidence: str, code: Any = None, by_signal: Any = None) ->
     return {"cause": cause, "code": code, "signal": by_signal, "evidence": evidence}
 
 
-def verdict(code: int, *, killed: Dict[str, Any], pause_cause: str, oom: str) -> Dict[str, Any]:
+def verdict(code: int, *, killed: Dict[str, Any], pause_cause: str, oom: str, finished: bool = True) -> Dict[str, Any]:
     """Tell the ends of a program apart.
 
     Args:
@@ -96,9 +106,12 @@ def verdict(code: int, *, killed: Dict[str, Any], pause_cause: str, oom: str) ->
         killed: `cause` and `evidence` when we killed it, else empty.
         pause_cause: why a pause was asked, else empty.
         oom: evidence that the kernel killed for memory meanwhile, else empty.
+        finished: whether a 0 means that all was done; a foreign trainer ends with 0 after a stop as well.
     """
     number = -code if code < 0 else None
     plain = None if number else code
+    if code == 0 and pause_cause and not finished:
+        return ended(pause_cause, "ended with 0 after it was asked to stop, and nothing says that all was done", 0)
     if code == 0:
         return ended("done", "", 0)
     if code == PAUSED:

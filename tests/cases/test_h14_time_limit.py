@@ -34,7 +34,7 @@ sys.exit(75)
 def test_the_limit_ends_the_tree(project: Project, pod: TestPod, controller_stays: bool) -> None:
     (project.root / "inner.py").write_text(TRAIN)
     (project.root / "run.sh").write_text(f"{sys.executable} inner.py\n")
-    (project.root / "remote-run.toml").write_text('[runs."*"]\ncommand = ["bash", "run.sh"]\n')
+    (project.root / "remote-run.toml").write_text('[runs."*"]\ncommand = ["bash", "run.sh"]\npause = "contract"\n')
     running = project.start(project.on(pod, project.config(), "--max-hours", LIMIT_S / 3600))
     log = pod.root / "runs/toy-train.log"
     wait_for(lambda: log.exists() and "training" in log.read_text(), "the trainer")

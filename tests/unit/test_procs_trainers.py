@@ -12,7 +12,7 @@ from pods import wait_for
 
 from remote_runner.pod import procs, trainers
 from remote_runner.pod.procs import Process
-from remote_runner.settings import NCM_MATCH
+from remote_runner.settings_keys import NCM_MATCH
 
 NOBODY = 2**22 + 1  # above pid_max: what such a process is called is all there is to know
 
