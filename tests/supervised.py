@@ -25,6 +25,7 @@ import json, os, sys
 from remote_runner.pod import hold, launch
 root, app, job = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 lease = {"controller": "test", "pid": os.getpid(), "name": job["name"], "config": "", "attempt": job["attempt"]}
+os.environ.update(json.loads(sys.argv[4]) if sys.argv[4:] else {})  # for what is started, not for this process
 taken = hold.take(root, lease, [], False)
 status = launch.launch(root, job, taken["fd"], app)
 os.close(taken["fd"])
@@ -46,6 +47,7 @@ class Box:
     init: subprocess.Popen[str] | None = None
     first: dict[str, Any] = field(default_factory=dict)
     before: tuple[str, ...] = ()  # words in front of the namespace's command, as a cgroup's entry
+    env: dict[str, str] = field(default_factory=dict)  # of the keeper and all below it
 
     def script(self, name: str, text: str) -> str:
         (self.root / name).write_text(text)
@@ -76,6 +78,7 @@ class Box:
         }
         (self.root / "artifacts/x").mkdir(parents=True, exist_ok=True)
         argv = [*self.before, *NAMESPACED, sys.executable, "-c", INIT, self.root, own / app.name, json.dumps(job)]
+        argv.append(json.dumps(self.env))
         self.init = subprocess.Popen(
             [str(a) for a in argv], stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
         )
@@ -141,9 +144,9 @@ class Box:
 
 
 @contextlib.contextmanager
-def box(root: Path, before: tuple[str, ...] = ()) -> Iterator[Box]:
+def box(root: Path, before: tuple[str, ...] = (), env: dict[str, str] | None = None) -> Iterator[Box]:
     root.mkdir(parents=True, exist_ok=True)
-    here = Box(root, before=before)
+    here = Box(root, before=before, env=env or {})
     try:
         yield here
     finally:
