@@ -13,7 +13,8 @@ This is the door; the rooms are torch_save.py (what is saved, and saving on a th
 from __future__ import annotations
 
 from remote_runner.checkpoint.torch_data import Batches
-from remote_runner.checkpoint.torch_load import CheckpointMismatch, load_checkpoint, newest
+from remote_runner.checkpoint.torch_load import load_checkpoint, newest
+from remote_runner.checkpoint.torch_match import CheckpointMismatch
 from remote_runner.checkpoint.torch_pause import Pause
 from remote_runner.checkpoint.torch_publish import previous_of
 from remote_runner.checkpoint.torch_save import AsyncSaver, save_checkpoint

@@ -178,4 +178,5 @@ def _read_exactly(path: Path, descriptor: int, view: memoryview, position: int) 
 
 
 def _same(a: memoryview, b: memoryview) -> bool:
-    return bool(numpy.array_equal(numpy.frombuffer(a, numpy.uint8), numpy.frombuffer(b, numpy.uint8)))
+    kind = numpy.uint64 if a.nbytes % 8 == 0 else numpy.uint8  # eight at a time take half as long
+    return bool(numpy.array_equal(numpy.frombuffer(a, kind), numpy.frombuffer(b, kind)))

@@ -7,7 +7,8 @@
 Nothing is touched before all comparisons are done. A file that would run code is refused, and no other is taken
 instead: that is no accident.
 
-Not here: the checks of the bytes (torch_zip.py, torch_scan.py), what is saved (torch_save.py).
+Not here: the checks of the bytes (torch_zip.py, torch_scan.py), the comparisons (torch_match.py), what is saved
+(torch_save.py).
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ import torch
 
 from remote_runner.checkpoint import header, rotate
 from remote_runner.checkpoint.contract import say
+from remote_runner.checkpoint.torch_match import (
+    compare_config,
+    match_model,
+    match_optimizer,
+    match_rest,
+    strip_wrappers,
+)
 from remote_runner.checkpoint.torch_publish import numbered_files, previous_of, prove, set_aside
-from remote_runner.checkpoint.torch_ranks import from_writer, is_writer, rank, world_size
+from remote_runner.checkpoint.torch_ranks import from_writer, is_writer, rank
 from remote_runner.checkpoint.torch_save import REQUIRED_KEYS, PathLike
-from remote_runner.checkpoint.torch_scan import CheckpointRefused
+from remote_runner.checkpoint.torch_scan import CheckpointRefused, refuse_renamed_pickle
 from remote_runner.checkpoint.torch_state import Tree, set_random_states
 from remote_runner.checkpoint.torch_zip import CheckpointCorrupt
-
-WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel, torch.compile
-
-
-class CheckpointMismatch(ValueError):
-    """The checkpoint is whole, but it is another run's: config, names, shapes or ranks differ. Nothing was touched."""
 
 
 def load_checkpoint(
@@ -71,17 +73,17 @@ def load_checkpoint(
         say(f"no checkpoint at {path}: beginning at step 0")
         return 0
     if config is not None:
-        _compare_config(source, tree["config"], config, set(may_change))
-    places = _match_model(source, tree["model"], model)
-    _match_optimizer(source, tree["optimizer"], optimizer)
-    _match_rest(source, tree, scheduler, data, stateful or {})
+        compare_config(source, tree["config"], config, set(may_change))
+    places = match_model(source, tree["model"], model)
+    match_optimizer(source, tree["optimizer"], optimizer)
+    match_rest(source, tree, scheduler, data, stateful or {})
+    if data is not None:
+        data.load_state_dict(tree["data"])  # first: it may still refuse
     _fill_model(tree.pop("model"), places, model)
     if optimizer is not None:
         _fill_optimizer(tree.pop("optimizer"), optimizer)
     if scheduler is not None:
         scheduler.load_state_dict(tree["scheduler"])
-    if data is not None:
-        data.load_state_dict(tree["data"])
     for name, thing in (stateful or {}).items():
         thing.load_state_dict(tree["stateful"][name])
     set_random_states(tree["random"][rank()])
@@ -102,6 +104,7 @@ def read_checkpoint(path: Path) -> Dict[str, Tree]:
         try:
             tree = read_snapshot(path)
         except header.SnapshotCorrupt as error:
+            refuse_renamed_pickle(path)
             raise CheckpointCorrupt(str(error)) from None
         rotate.trust(path)
     else:
@@ -156,11 +159,6 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def strip_wrappers(name: str) -> str:
-    """`module._orig_mod.head.weight` -> `head.weight`, wherever in the name a wrapper stands."""
-    return ".".join(part for part in name.split(".") if f"{part}." not in WRAPPERS)
-
-
 def _first_good(path: Path, missing_ok: bool) -> Tuple[Path, Optional[Dict[str, Tree]]]:
     """Rank 0 chooses and puts broken files aside; the other ranks then read the file it chose."""
     found: Tuple[Path, Optional[Dict[str, Tree]]] = (path, None)
@@ -201,71 +199,6 @@ def _choose(path: Path, missing_ok: bool) -> Tuple[Path, Optional[Dict[str, Tree
     if missing_ok:
         return path, None
     raise FileNotFoundError(f"{path}: no checkpoint here, and no {before.name}")
-
-
-def _compare_config(source: Path, saved: Mapping[str, Any], current: Mapping[str, Any], may_change: set[str]) -> None:
-    lines = [
-        f"{key}: {old} -> {new}" for key, old, new in _differences(saved, current, "") if not _covered(key, may_change)
-    ]
-    if lines:
-        raise CheckpointMismatch(f"{source}: saved under another config (saved -> now): {'; '.join(lines)}")
-
-
-def _covered(key: str, may_change: set[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in may_change)
-
-
-def _differences(saved: Any, current: Any, path: str) -> List[Tuple[str, str, str]]:
-    if isinstance(saved, Mapping) and isinstance(current, Mapping):
-        found: List[Tuple[str, str, str]] = []
-        for key in sorted({*saved, *current}, key=str):
-            found += _differences(
-                saved.get(key, "(absent)"), current.get(key, "(absent)"), f"{path}.{key}" if path else str(key)
-            )
-        return found
-    same = type(saved) is type(current) and (
-        list(saved) == list(current) if isinstance(saved, (list, tuple)) else saved == current
-    )
-    return [] if same else [(path, repr(saved), repr(current))]
-
-
-def _match_model(source: Path, saved: Mapping[str, Any], model: torch.nn.Module) -> Dict[str, Any]:
-    """Return the live entry for each saved name, or refuse with the first name, shape or type that differs."""
-    live = {strip_wrappers(name): value for name, value in model.state_dict().items()}
-    names = {name: strip_wrappers(name) for name in saved}
-    problems = [f"{name} is missing" for name in live if name not in set(names.values())]
-    problems += [f"{name} is not in the model" for name, bare in names.items() if bare not in live]
-    for name, bare in names.items():
-        mine, theirs = live.get(bare), saved[name]
-        if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
-            if mine.shape != theirs.shape:
-                problems.append(f"{name} is {tuple(theirs.shape)} in the file, {tuple(mine.shape)} in the model")
-            elif mine.dtype != theirs.dtype:
-                problems.append(f"{name} is {theirs.dtype} in the file, {mine.dtype} in the model")
-    if problems:
-        more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise CheckpointMismatch(f"{source}: does not fit the model: {'; '.join(problems[:3])}{more}")
-    return {name: live[bare] for name, bare in names.items()}
-
-
-def _match_optimizer(source: Path, saved: Mapping[str, Any], optimizer: Optional[torch.optim.Optimizer]) -> None:
-    if optimizer is None:
-        return
-    sizes = [len(group["params"]) for group in saved["param_groups"]]
-    mine = [len(group["params"]) for group in optimizer.param_groups]
-    if sizes != mine:
-        raise CheckpointMismatch(f"{source}: its optimizer has parameter groups of {sizes}, this one of {mine}")
-
-
-def _match_rest(source: Path, tree: Mapping[str, Tree], scheduler: Any, data: Any, stateful: Mapping[str, Any]) -> None:
-    if len(tree["random"]) != world_size():
-        raise CheckpointMismatch(f"{source}: saved by {len(tree['random'])} ranks, now there are {world_size()}")
-    for word, wanted, have in (("scheduler", scheduler, tree["scheduler"]), ("data", data, tree["data"])):
-        if wanted is not None and have is None:
-            raise CheckpointMismatch(f"{source}: holds no {word} state")
-    for name in stateful:
-        if name not in tree["stateful"]:
-            raise CheckpointMismatch(f"{source}: holds no state for {name!r}; it has {sorted(tree['stateful'])}")
 
 
 def _fill_model(saved: Dict[str, Any], places: Mapping[str, Any], model: torch.nn.Module) -> None:

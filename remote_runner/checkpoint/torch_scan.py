@@ -61,6 +61,16 @@ def check_file(path: Path, *, deep: bool = True) -> None:
         raise CheckpointCorrupt(f"{path}: neither a zip archive nor a pickle, it begins with {start!r}")
 
 
+def refuse_renamed_pickle(path: Path) -> None:
+    """Refuse a file with another suffix that is a pickle with code in it, or an archive with one; else do nothing."""
+    try:
+        check_file(path, deep=False)
+    except CheckpointRefused:
+        raise
+    except CheckpointCorrupt:
+        return
+
+
 def _refuse_old_pickle(path: Path) -> None:
     """A pickle of protocol 0 or 1 has no mark at its beginning; torch would read it all the same."""
     names: List[str] = []

@@ -29,7 +29,7 @@ UNVERIFIED = 7
 def verify_checkpoint(
     path: Any, *, require: Sequence[str] = (), as_checkpoint: bool = False, model: Optional[str] = None
 ) -> Dict[str, Any]:
-    """Prove one `.pt` file.
+    """Prove one `.pt` file, or one in snapshot format 1 that this library wrote.
 
     Args:
         path: the file.
@@ -45,7 +45,7 @@ def verify_checkpoint(
         CheckpointRefused: it contains code. CheckpointCorrupt: anything else; the message names file and tensor.
         OSError: the file can't be read.
     """
-    from remote_runner.checkpoint.torch_load import unpickle
+    from remote_runner.checkpoint.torch_load import read_checkpoint, unpickle
     from remote_runner.checkpoint.torch_publish import digest_of, digests_beside
     from remote_runner.checkpoint.torch_save import REQUIRED_KEYS
 
@@ -53,10 +53,13 @@ def verify_checkpoint(
     named = digests_beside(path)
     if named and digest_of(path) not in named:
         raise CheckpointCorrupt(f"{path}: its SHA-256 is not in its sidecar; the bytes were changed")
-    check_file(path)
-    tree = unpickle(path)
+    if path.suffix == ".safetensors":
+        tree: Any = read_checkpoint(path)  # which proves every digest
+    else:
+        check_file(path)
+        tree = unpickle(path)
     top: Mapping[Any, Any] = tree if isinstance(tree, Mapping) else {}
-    ours = top.get("format") == FORMAT
+    ours = top.get("format") == FORMAT or path.suffix == ".safetensors"
     if ours or as_checkpoint:
         _need(path, [key for key in REQUIRED_KEYS if key not in top])
     weights = _weights(top)
@@ -129,14 +132,14 @@ def _weights(top: Mapping[Any, Any]) -> Mapping[str, Any]:
 
 
 def _bare(name: Any) -> str:
-    from remote_runner.checkpoint.torch_load import strip_wrappers
+    from remote_runner.checkpoint.torch_match import strip_wrappers
 
     return strip_wrappers(str(name))
 
 
 def _prefix(weights: Mapping[str, Any]) -> str:
     """The wrapper prefixes that every name carries, such as "module."."""
-    from remote_runner.checkpoint.torch_load import WRAPPERS
+    from remote_runner.checkpoint.torch_match import WRAPPERS
 
     names, prefix = [str(name) for name in weights], ""
     while names:

@@ -1,12 +1,16 @@
 """Disks that refuse: full, failing, read-only. Old files stay whole, the temp is gone, the error says what where."""
 
 import contextlib
+import json
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from remote_runner.checkpoint import header
 from remote_runner.checkpoint import torch as ckpt
 from remote_runner.checkpoint.torch_publish import digest_of, sidecar_of
 
@@ -131,3 +135,33 @@ def test_a_read_only_folder(tmp_path):
             ckpt.save_checkpoint(disk / "x.pt", *parts, 2, {})
         subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
         assert ckpt.load_checkpoint(disk / "x.pt", *parts) == 1
+
+
+@needs_mount
+def test_a_trainer_on_a_full_disk_says_so_and_keeps_its_newest_snapshot(tmp_path):
+    """Three saves in a row fail, and it ends with the contract's code for that."""
+    smoke = Path(__file__).parents[2] / "configs" / "cipher-smoke.json"
+    content = json.loads(smoke.read_text()) | {"out_dir": "artifacts/x"}
+    content["data"] |= {"sentences": 100, "length": 16}
+    content["model"] |= {"width": 16, "hidden": 16, "blocks": 1}
+    content["train"] |= {"steps": 40, "log_every": 4, "evaluate_every": 0, "batch": 16}
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "x.json").write_text(json.dumps(content))
+    (tmp_path / "artifacts").mkdir()
+    with small_disk(tmp_path / "artifacts" / "x", 1) as disk:
+        with (disk / "ballast").open("wb") as ballast:
+            ballast.write(bytes((1 << 20) - (120 << 10)))
+        argv = [
+            sys.executable,
+            "-c",
+            "from cipher_torch import cli; raise SystemExit(cli.main())",
+            "train",
+            "configs/x.json",
+        ]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, env=env)
+        assert done.returncode == 74, done.stdout + done.stderr
+        assert "artifacts/x/cipher-training.safetensors" in done.stdout
+        assert "No space left on device" in done.stdout
+        assert not list(disk.glob("*.tmp"))
+        assert header.verify_digests(disk / "cipher-training.safetensors")["step"] >= 0

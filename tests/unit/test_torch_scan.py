@@ -70,7 +70,8 @@ def test_resuming_from_code_is_refused_and_nothing_else_is_taken_instead(tmp_pat
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hostile(tmp_path)
-    for name in ("zip.pt", "with_tensors.pt", "legacy.pt", "bare2.pt"):
+    (tmp_path / "renamed.safetensors").rename(tmp_path / "renamed-training.safetensors")
+    for name in ("zip.pt", "with_tensors.pt", "legacy.pt", "bare2.pt", "renamed-training.safetensors"):
         path = tmp_path / name
         ckpt.save_checkpoint(tmp_path / "good.pt", model, optimizer, None, 1, {})
         (tmp_path / "good.pt").replace(ckpt.previous_of(path))

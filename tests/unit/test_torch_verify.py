@@ -148,6 +148,16 @@ def test_cut_and_flipped_files(tmp_path):
         ckpt.verify_checkpoint(tmp_path / "flip.pt")
 
 
+def test_our_format_1_is_verified_too(tmp_path):
+    path = save_ours(tmp_path / "model-training.safetensors", torch.bfloat16)
+    assert (ckpt.verify_checkpoint(path)["step"], ckpt.verify_checkpoint(path)["ours"]) == (7, True)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ckpt.CheckpointCorrupt, match=r"model-training\.safetensors: the bytes of"):
+        ckpt.verify_checkpoint(path)
+
+
 def test_without_torch_code_is_still_named(tmp_path):
     class Touch:
         def __reduce__(self):

@@ -48,6 +48,7 @@ class Task:
 
 def build(c: config.Config) -> Task:
     """The task at step 0."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts; without it cuBLAS is refused
     torch.use_deterministic_algorithms(True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     messages = ciphers.prepare(c)
