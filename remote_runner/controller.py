@@ -63,6 +63,9 @@ def run(access: Access, plan: Plan, view: View, only_from: str = "") -> Report |
         if plan.options.detach:
             run.link.close()
             run.backups.close()
+            view.tell(
+                f"until then nothing is copied off the pod, unless cron does: remote-run backup {plan.name} --help"
+            )
             view.tell(f"detached; come back with: remote-run attach {access.words} {plan.name}")
             return None
         return ending.finish(run, report, start.journal, view)
@@ -203,14 +206,23 @@ def _keep_in_store(store: Place, tell: Callable[[str], None]) -> None:
 
 
 def _store(plan: Plan) -> Place:
-    to = plan.options.backup_to or plan.settings.backup.to
-    opened = stores.open_store(to, plan.root)
+    opened = stores.open_store(_backup_to(plan), plan.root)
     return Place(store=opened, project=plan.project, name=plan.name, keep=plan.settings.backup.keep)
 
 
+def _backup_to(plan: Plan) -> str:
+    """The store: as said, else as for the attempt before, else the settings'."""
+    before = record.last_attempt(record.load(plan.root, plan.name)).get("backup_to") if plan.options.resume else ""
+    return plan.options.backup_to or str(before or "") or plan.settings.backup.to
+
+
+def _backup_every_s(plan: Plan) -> float:
+    return plan.options.backup_every_s or plan.settings.backup.every
+
+
 def _regular(plan: Plan, store: Place, tell: Callable[[str], None]) -> Regular:
-    every_s = plan.options.backup_every_s or plan.settings.backup.every
-    return Regular(store, vault.spool(plan.root, plan.name), plan.outputs, plan.attempt, every_s, tell)
+    spool = vault.spool(plan.root, plan.name)
+    return Regular(store, spool, plan.outputs, plan.attempt, _backup_every_s(plan), tell)
 
 
 def _refuse_existing_in_store(start: Start) -> None:
@@ -239,6 +251,8 @@ def _remember(plan: Plan, pod: ssh.Pod, facts: preflight.Facts, access: Access, 
         "started_unix_s": time.time(),
         "max_s": plan.options.max_s,
         "resume": plan.options.resume,
+        "backup_to": _backup_to(plan),
+        "backup_every_s": _backup_every_s(plan),
         "command": plan.command,
         "env": plan.env,
         "hardware": facts.hardware,

@@ -49,7 +49,8 @@ def order(access: Access, name: str, store: str, remote_dir: str, project: str, 
     root = settings.find_root(start.absolute())
     known = record.load(root, name)
     found = settings.load(root, name) if known else None
-    to = store or (found.backup.to if found else "")
+    last = record.last_attempt(known)
+    to = store or str(last.get("backup_to") or "") or (found.backup.to if found else "")
     if not to:
         raise UsageFault("no store is named", fix="say where to: --to URL, or a folder")
     endpoint = access.endpoint(root)

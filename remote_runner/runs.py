@@ -105,7 +105,8 @@ def attach(
         seen = agent.ask("state", name=known.name)
         deadline = (seen.get("status") or {}).get("deadline") or {}
         left_s = float(deadline.get("unix_s") or 0) - float(seen.get("now_unix_s") or 0)
-        every_s = backup_every_s or settings.load(known.root, known.name).backup.every
+        last = record.last_attempt(record.load(known.root, known.name))
+        every_s = backup_every_s or last.get("backup_every_s") or settings.load(known.root, known.name).backup.every
         store, spool = place(known.root, known.name, backup_to), vault.spool(known.root, known.name)
         run = Running(
             name=known.name,
@@ -122,10 +123,11 @@ def attach(
 
 
 def place(start: Path, name: str, store: str) -> Place:
-    """Where a run's backups lie, by its settings or as said."""
+    """Where a run's backups lie: as said, else where its last attempt put them, else by its settings."""
     root = settings.find_root(start.absolute())
     found = settings.load(root, plans.check_name(name))
-    opened = stores.open_store(store or found.backup.to, root)
+    last = record.last_attempt(record.load(root, name))
+    opened = stores.open_store(store or str(last.get("backup_to") or "") or found.backup.to, root)
     return Place(store=opened, project=found.project or root.name, name=name, keep=found.backup.keep)
 
 

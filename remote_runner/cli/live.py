@@ -98,13 +98,18 @@ def attach(target: str, name: str | None, **given: Any) -> int:
 @_run_arguments
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 def status(target: str, name: str | None, **given: Any) -> int:
-    """Say how a run goes: its state, step, deadline, and whether its supervisor lives."""
+    """Say how a run goes: its state, step, deadline, whether its supervisor lives, and what is at risk."""
+    from remote_runner import risk
     from remote_runner.status_text import describe
 
     with _found(target, name, given) as (known, agent, where):
         seen = agent.ask("state", name=known.name)
+        at_risk = risk.look(agent, known.root, known.name, known.outputs, seen.get("status") or {})
     seen.pop("ok")
-    click.echo(json.dumps(seen, indent=1, sort_keys=True) if given["as_json"] else describe(seen, where))
+    if given["as_json"]:
+        click.echo(json.dumps({**seen, "risk": at_risk.to_json()}, indent=1, sort_keys=True))
+    else:
+        click.echo("\n".join([describe(seen, where), *at_risk.lines()]))
     return 0
 
 

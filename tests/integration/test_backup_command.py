@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -50,6 +51,9 @@ def test_once_by_address_then_by_name_quietly(project: Project, pod: TestPod, tm
     second = stored(tmp_path / "kept")
     assert len(second) == 2
     assert second[-1]["newest"]["step"] > first[-1]["newest"]["step"]
+    done = project.run(project.at("status", pod, "toy", "--json"))
+    at_risk = json.loads(done.stdout)["risk"]
+    assert at_risk["step"] is None, "the status looks into the store that the run was started with"
     assert project.run(project.at("stop", pod, "toy")).returncode == 0
 
 
@@ -182,3 +186,20 @@ def test_a_real_cron_backs_up_until_the_run_is_over(
 
 def _inner(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def test_status_says_what_is_at_risk(project: Project, pod: TestPod, tmp_path: Path) -> None:
+    config = project.config(steps=100_000, step_s=0.05)
+    controller = project.start(project.on(pod, config, "--backup-to", tmp_path / "kept", "--backup-every", "2s"))
+    wait_for(lambda: (tmp_path / "kept").exists() and len(stored(tmp_path / "kept")) >= 2, "two backups")
+    seen = json.loads(project.run(project.at("status", pod, "toy", "--json")).stdout)
+    at_risk = seen["risk"]
+    assert at_risk["every_s"] == 2.0
+    assert 0 < at_risk["snapshot_every_s"] < 5
+    assert at_risk["bound_s"] == pytest.approx(at_risk["every_s"] + at_risk["snapshot_every_s"] + at_risk["transfer_s"])
+    assert at_risk["steps"] == max(0, seen["status"]["progress"]["step"] - at_risk["step"])
+    text = project.run(project.at("status", pod, "toy")).stdout
+    assert "at risk: " in text
+    assert "bound: " in text
+    assert project.run(project.at("stop", pod, "toy")).returncode == 0
+    controller.communicate(timeout=60)
