@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from remote_runner.pod import durable, ends, files, layout, pausing, tree, workload
+from remote_runner.pod import durable, files, layout, pausing, tree, workload
 from remote_runner.pod.status import Status
 
 _FORWARDED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -42,6 +42,8 @@ def main(root: str, lock_fd: int) -> int:
             _conclude(root, job, status, code)
             break
     os.close(lock_fd)
+    from remote_runner.pod import ends  # brings the HTTP client: not to be carried through the whole run
+
     status = files.read_json(root, layout.status(job["name"]))
     if ends.wanted(job, status["exit"]["cause"]) != "keep":
         # another name in the process list: this is no job any more, and does not stand in a new one's way

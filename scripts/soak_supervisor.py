@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Hold the supervisor to its word, many times over and under full load. Needs root (pod namespaces) and sshd.
+
+    scripts/soak_supervisor.py deadline --rounds 20     pause and end within 2 s of the times that status had shown,
+                                                        every core busy, the controller killed in half of the rounds
+    scripts/soak_supervisor.py pairs --rounds 20        two controllers started together: one 0, one 4
+
+A few rounds by default; prints one line a round and a summary, exit 1 when one round broke its word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import pods
+from projects import Project
+
+WITHIN_S = 2.0
+LIMIT_S = 16
+SETTINGS = '[runs."*"]\ncommand = ["python", "timed.py"]\n'
+TIMED = """
+import json, os, signal, sys, time
+asked = []
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(time.time()))
+os.makedirs("artifacts/toy", exist_ok=True)
+print("up", flush=True)
+while not asked:
+    sum(range(1000))
+with open("artifacts/toy/state.tmp", "w") as f:
+    json.dump({"asked": asked[0]}, f); f.flush(); os.fsync(f.fileno())
+os.replace("artifacts/toy/state.tmp", "artifacts/toy/state.json")
+while os.environ.get("DEAF") == "1":
+    time.sleep(1)
+sys.exit(75)
+"""
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """Something on every core that never waits."""
+    spin = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for one in spin:
+            one.kill()
+            one.wait()
+
+
+def one_deadline(number: int) -> tuple[bool, str]:
+    dead, deaf = number % 2 == 1, number % 4 >= 2
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder, pods.running(Path(folder) / "pod") as pod:
+        project = Project.create(Path(folder) / "project")
+        (project.root / "timed.py").write_text(TIMED)
+        (project.root / "remote-run.toml").write_text(SETTINGS + f'env = {{ DEAF = "{int(deaf)}" }}\n')
+        running = project.start(project.on(pod, project.config(), "--max-hours", LIMIT_S / 3600))
+        log, status = pod.root / "runs/toy-train.log", pod.root / "runs/toy-status.json"
+        pods.wait_for(lambda: log.exists() and "up" in log.read_text(), "the workload", 120)
+        shown = json.loads(status.read_text())["deadline"]
+        if dead:
+            running.kill()
+        pods.wait_for(lambda: json.loads(status.read_text())["exit"], "the end", 120)
+        running.communicate(timeout=120)
+        ended: dict[str, Any] = json.loads(status.read_text())["exit"]
+        saved = json.loads((pod.root / "artifacts/toy/state.json").read_text())
+        pause_s = saved["asked"] - shown["pause_unix_s"]
+        end_s = ended["ended_unix_s"] - (shown["unix_s"] if deaf else saved["asked"])
+        good = abs(pause_s) <= WITHIN_S and abs(end_s) <= WITHIN_S and ended["cause"] == "deadline"
+        good = good and (dead or running.returncode == 75)
+        end = "kill at the deadline" if deaf else "end after the pause"
+        return good, f"controller {'killed' if dead else 'there'}: pause {pause_s:+.2f} s, {end} {end_s:+.2f} s"
+
+
+def one_pair(number: int) -> tuple[bool, str]:
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder, pods.running(Path(folder) / "pod") as pod:
+        pair = [Project.create(Path(folder) / side / "project") for side in "ab"]
+        started = [one.start(one.on(pod, one.config("toy", steps=30, step_s=0.05))) for one in pair]
+        said = [process.communicate(timeout=300)[0] for process in started]
+        codes = sorted(process.returncode for process in started)
+        return codes == [0, 4], f"exit codes {codes}" + ("" if codes == [0, 4] else f"\n{said}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["deadline", "pairs"])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--parallel", type=int, default=2)
+    given = parser.parse_args()
+    one = one_deadline if given.what == "deadline" else one_pair
+    load = busy_cores() if given.what == "deadline" else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory() as home, load, concurrent.futures.ThreadPoolExecutor(given.parallel) as pool:
+        os.environ["HOME"] = home
+        os.environ.pop("SSH_AUTH_SOCK", None)
+        bad = 0
+        for number, (good, text) in enumerate(pool.map(one, range(given.rounds))):
+            bad += not good
+            print(f"{number + 1:3} {'ok ' if good else 'BAD'} {text}", flush=True)
+    print(f"{given.rounds - bad} of {given.rounds} rounds kept the word")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
