@@ -68,7 +68,7 @@ class Completed:
     code: int
     stdout: bytes
     stderr: bytes
-    dropped_bytes: int  # beyond the limit, read and not kept
+    dropped_bytes: int  # of both streams, beyond the limits: read and not kept
 
 
 def resolve(target: Target, policy: hostkeys.Policy, user: str | None, identity: Path | None) -> Endpoint:
@@ -266,7 +266,7 @@ class Pod:
         """Run one command to its end; both streams are read at once, so neither can block the other.
 
         Args:
-            keep_bytes: of each stream; what comes beyond is read, counted and dropped.
+            keep_bytes: of stdout; of stderr the last 16 KiB. What comes beyond is read, counted and dropped.
 
         Raises:
             LinkLost: broken, or not done after `timeout_s`.
@@ -281,7 +281,7 @@ class Pod:
                 kept += block[:room]
                 dropped += max(0, len(block) - room)
             code = program.code(max(1.0, give_up - time.monotonic()))
-            return Completed(code, bytes(kept), program.stderr(), dropped)
+            return Completed(code, bytes(kept), program.stderr(), dropped + program.stderr_dropped_bytes)
 
 
 class Program:
@@ -290,6 +290,7 @@ class Program:
     def __init__(self, channel: paramiko.Channel, where: str) -> None:
         self._channel, self._where = channel, where
         self._stderr = bytearray()
+        self.stderr_dropped_bytes = 0
         self._drain = threading.Thread(target=self._read_stderr, daemon=True)
         self._drain.start()
 
@@ -308,6 +309,7 @@ class Program:
         with contextlib.suppress(OSError, EOFError):
             while data := self._channel.recv_stderr(65_536):
                 self._stderr += data
+                self.stderr_dropped_bytes += max(0, len(self._stderr) - _KEPT_STDERR_BYTES)
                 del self._stderr[:-_KEPT_STDERR_BYTES]
 
     def write(self, data: bytes) -> None:

@@ -1,13 +1,11 @@
 """What the pod says it has of a run, and whether that can be.
 
-Not here: which of it differs from what is here (compare.py).
+Not here: which of it differs from what is here (compare.py), which names this disk would mix up (keeping.py).
 """
 
 from __future__ import annotations
 
 import json
-import sys
-import unicodedata
 from typing import Any
 
 from remote_runner.agent import Agent
@@ -17,21 +15,17 @@ from remote_runner.pod import files
 
 MOST_ROWS = 1_000_000
 _FIX = "do not trust this pod"
-_CASE_BLIND = sys.platform == "darwin"
 
 
 def listing(
-    agent: Agent, outputs: list[str], names: list[str], case_blind: bool = _CASE_BLIND
+    agent: Agent, outputs: list[str], names: list[str]
 ) -> tuple[dict[str, dict[str, Any]], list[str], list[str]]:
     """What the pod has of a run: files by path, folders, and what can't travel; every path checked.
 
     Each file's entry has size, mtime_ns, ctime_ns, ino, mode, and sha256 where the pod remembers it (else "").
 
-    Args:
-        case_blind: the disk here takes `A` and `a` for one name.
-
     Raises:
-        Unverified: a path that leaves the run's places, or two that can't both stand here.
+        Unverified: a path that leaves the run's places, or two that can't both stand anywhere.
     """
     found: dict[str, dict[str, Any]] = {}
     folders: list[str] = []
@@ -58,7 +52,7 @@ def listing(
                 found[path] = _facts(path, row)
     if message[0].get("ok") is not True:
         raise Denied(message[0])
-    _standing_together(found, folders, case_blind)
+    _standing_together(found, folders)
     return found, folders, others
 
 
@@ -103,21 +97,12 @@ def _plain(path: str, tops: tuple[str, ...]) -> None:
         raise Unverified(f"the pod's listing names {path!r}, which is none of this run's places", fix=_FIX)
 
 
-def _standing_together(found: dict[str, Any], folders: list[str], case_blind: bool) -> None:
-    """No file may be another's folder, and no two may be one name to the disk here."""
-    seen: dict[str, str] = {}
+def _standing_together(found: dict[str, Any], folders: list[str]) -> None:
+    """No file may be another's folder."""
     known = set(folders)
     for path in found:
         if path in known or any(above in found for above in _above(path)):
             raise Unverified(f"the pod lists {path!r} as a file and as a folder", fix=_FIX)
-        if case_blind:
-            folded = unicodedata.normalize("NFC", path).casefold()
-            if folded in seen:
-                raise Unverified(
-                    f"{seen[folded]!r} and {path!r} would be one file on the disk here, which is blind to case",
-                    fix="rename one of them on the pod",
-                )
-            seen[folded] = path
 
 
 def _above(path: str) -> list[str]:
