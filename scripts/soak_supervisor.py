@@ -29,7 +29,7 @@ from projects import Project
 
 WITHIN_S = 2.0
 LIMIT_S = 16
-SETTINGS = '[runs."*"]\ncommand = ["python", "timed.py"]\n'
+SETTINGS = '[runs."*"]\ncommand = ["python", "timed.py"]\npause = "contract"\n'
 TIMED = """
 import json, os, signal, sys, time
 asked = []
@@ -74,7 +74,11 @@ def one_deadline(number: int) -> tuple[bool, str]:
         pods.wait_for(lambda: json.loads(status.read_text())["exit"], "the end", 120)
         running.communicate(timeout=120)
         ended: dict[str, Any] = json.loads(status.read_text())["exit"]
-        saved = json.loads((pod.root / "artifacts/toy/state.json").read_text())
+        state = pod.root / "artifacts/toy/state.json"
+        if not state.exists():
+            events = (pod.root / "runs/toy-events.jsonl").read_text()
+            return False, f"no state was saved: {ended}\n{log.read_text()}\n{events}"
+        saved = json.loads(state.read_text())
         pause_s = saved["asked"] - shown["pause_unix_s"]
         end_s = ended["ended_unix_s"] - (shown["unix_s"] if deaf else saved["asked"])
         good = abs(pause_s) <= WITHIN_S and abs(end_s) <= WITHIN_S and ended["cause"] == "deadline"

@@ -26,6 +26,7 @@ SETTINGS = """
 command = ["python", "train.py", "{config}"]
 then = [["sh", "-c", "echo evaluated"], ["sh", "-c", "echo measured"]]
 match = "train.py configs/never"
+pause = "contract"
 """
 LONG = {"steps": 100_000, "step_s": 0.01}
 
