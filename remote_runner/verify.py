@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from remote_runner import checksums
-from remote_runner.checkpoint import finite, header
+from remote_runner.checkpoint import finite, header, torch_scan
 from remote_runner.errors import UsageFault
 
 SAFETENSORS = frozenset({".safetensors"})
@@ -119,7 +119,7 @@ def _safetensors(path: Path, require: Sequence[str]) -> Finding:
     try:
         about, names, ours = _read(path, look)
     except header.SnapshotCorrupt as wrong:
-        return Finding(path, str(wrong))
+        return Finding(path, _code_in(path) or str(wrong))
     except OSError as wrong:
         return Finding(path, f"{path}: {wrong.strerror}")
     missing = [key for key in require if key not in names]
@@ -133,6 +133,15 @@ def _safetensors(path: Path, require: Sequence[str]) -> Finding:
             return Finding(path, f"{path}: {name} holds {infinities} infinities")
         warnings.append(f"{path}: {name} holds {infinities} infinities")
     return Finding(path, "", tuple(warnings), about)
+
+
+def _code_in(path: Path) -> str:
+    """What a pickle that only calls itself safetensors would run, from its bytes alone; "" when it is no pickle."""
+    try:
+        torch_scan.refuse_renamed_pickle(path)
+    except torch_scan.CheckpointRefused as wrong:
+        return str(wrong)
+    return ""
 
 
 def _read(path: Path, look: header.Look) -> tuple[str, set[str], bool]:

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Dict, List, Optional
 from remote_runner.checkpoint.torch_zip import UNREADABLE_ZIP, CheckpointCorrupt, check_archive, stored_members
 
 PICKLE_LIMIT_BYTES = 256 << 20
+_OLD_PICKLE_BYTES = 1 << 20  # enough to name what a file without any mark would call; it is refused in any case
 _TENSOR_NAMES = re.compile(
     r"torch\.(\w+Storage|storage\.\w+Storage|Size|device|Tensor|"
     r"(b?float|u?int|q?u?int|complex)\d+\w*|bool|half|double|float|long|short|int|"
@@ -75,7 +76,7 @@ def _refuse_old_pickle(path: Path) -> None:
     """A pickle of protocol 0 or 1 has no mark at its beginning; torch would read it all the same."""
     names: List[str] = []
     with path.open("rb") as file, contextlib.suppress(CheckpointCorrupt):
-        names = names_called(path, io.BytesIO(file.read(PICKLE_LIMIT_BYTES)))
+        names = names_called(path, io.BytesIO(file.read(_OLD_PICKLE_BYTES)))
     refuse_code(path, names)
 
 

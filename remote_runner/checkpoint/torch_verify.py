@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from remote_runner.checkpoint.contract import say
 from remote_runner.checkpoint.torch_scan import check_file
 from remote_runner.checkpoint.torch_zip import FORMAT, CheckpointCorrupt
 
@@ -27,6 +28,15 @@ UNVERIFIED = 7
 
 
 def verify_checkpoint(
+    path: Any, *, require: Sequence[str] = (), as_checkpoint: bool = False, model: Optional[str] = None
+) -> Dict[str, Any]:
+    """Do what `examine` does, and print "✓ Verified: step=N" when the file is good."""
+    report = examine(path, require=require, as_checkpoint=as_checkpoint, model=model)
+    say(summary(report))
+    return report
+
+
+def examine(
     path: Any, *, require: Sequence[str] = (), as_checkpoint: bool = False, model: Optional[str] = None
 ) -> Dict[str, Any]:
     """Prove one `.pt` file, or one in snapshot format 1 that this library wrote.
@@ -45,21 +55,20 @@ def verify_checkpoint(
         CheckpointRefused: it contains code. CheckpointCorrupt: anything else; the message names file and tensor.
         OSError: the file can't be read.
     """
+    path = Path(path)
+    snapshot = path.suffix == ".safetensors"
+    if not snapshot:
+        check_file(path)  # before torch is loaded, which takes seconds
     from remote_runner.checkpoint.torch_load import read_checkpoint, unpickle
     from remote_runner.checkpoint.torch_publish import digest_of, digests_beside
     from remote_runner.checkpoint.torch_save import REQUIRED_KEYS
 
-    path = Path(path)
     named = digests_beside(path)
     if named and digest_of(path) not in named:
         raise CheckpointCorrupt(f"{path}: its SHA-256 is not in its sidecar; the bytes were changed")
-    if path.suffix == ".safetensors":
-        tree: Any = read_checkpoint(path)  # which proves every digest
-    else:
-        check_file(path)
-        tree = unpickle(path)
+    tree: Any = read_checkpoint(path) if snapshot else unpickle(path)  # the first proves every digest itself
     top: Mapping[Any, Any] = tree if isinstance(tree, Mapping) else {}
-    ours = top.get("format") == FORMAT or path.suffix == ".safetensors"
+    ours = top.get("format") == FORMAT or snapshot
     if ours or as_checkpoint:
         _need(path, [key for key in REQUIRED_KEYS if key not in top])
     weights = _weights(top)
@@ -98,13 +107,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
     options = parser.parse_args(arguments)
     try:
         try:
-            report = verify_checkpoint(
+            report = examine(
                 options.path, require=options.require, as_checkpoint=options.kind is not None, model=options.model
             )
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            check_file(options.path)  # this much needs no torch
             raise CheckpointCorrupt(
                 f"{options.path}: whole and free of code, but its tensors can't be looked at without torch: "
                 "pip install 'remote-run[torch]'"

@@ -40,6 +40,11 @@ def test_ours_is_verified_with_step_and_keys(tmp_path):
     assert said["summary"].startswith("✓ Verified: step=7")
 
 
+def test_the_function_says_so_too(tmp_path, capsys):
+    ckpt.verify_checkpoint(save_ours(tmp_path / "x.pt"))
+    assert "✓ Verified: step=7" in capsys.readouterr().out
+
+
 def test_code_in_a_file_is_named_by_the_program_and_not_run(tmp_path):
     class Touch:
         def __reduce__(self):
