@@ -144,9 +144,9 @@ def _connect_once(endpoint: Endpoint) -> Pod:
         transport.banner_timeout = transport.auth_timeout = CONNECT_S
         try:
             transport.start_client(timeout=CONNECT_S)
+            key = transport.get_remote_server_key()
         except (paramiko.SSHException, EOFError, OSError) as e:
             raise _Passing(f"{endpoint} closed the connection before the login ({e or 'no answer'})") from None
-        key = transport.get_remote_server_key()
         name = hostkeys.name_of(endpoint.host, endpoint.port)
         hostkeys.check(name, key.get_name(), key.asbytes(), endpoint.policy)
         try:

@@ -26,8 +26,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent)]
 
-from bench_transfer_peers import PEERS, Case
-from wan import lab as wan
+from bench_transfer_peers import PEERS, Case  # noqa: E402
+from wan import lab as wan  # noqa: E402
 
 WORK = ("large", "small", "folder", "unchanged", "changed", "half")
 OUTPUT = "artifacts/bench"

@@ -1,10 +1,11 @@
-"""A TCP relay that misbehaves: closes the first connections, goes silent without closing, and comes back."""
+"""A TCP relay that misbehaves: closes the first connections, is slow, goes silent without closing, and comes back."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 CHUNK_BYTES = 65_536
@@ -15,10 +16,11 @@ class Relay:
 
     Args:
         close_first: how many connections are accepted and closed at once.
+        bytes_s: the most that one connection passes on each way; 0: all that comes.
     """
 
-    def __init__(self, to_port: int, close_first: int = 0) -> None:
-        self._to_port, self._left = to_port, close_first
+    def __init__(self, to_port: int, close_first: int = 0, bytes_s: float = 0) -> None:
+        self._to_port, self._left, self._bytes_s = to_port, close_first, bytes_s
         self._open = threading.Event()
         self._open.set()
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -59,6 +61,8 @@ class Relay:
         with contextlib.suppress(OSError):
             while data := source.recv(CHUNK_BYTES):
                 self._open.wait()
+                if self._bytes_s:
+                    time.sleep(len(data) / self._bytes_s)
                 sink.sendall(data)
         for one in (source, sink):
             with contextlib.suppress(OSError):
@@ -66,8 +70,8 @@ class Relay:
 
 
 @contextlib.contextmanager
-def to(port: int, close_first: int = 0) -> Iterator[Relay]:
-    relay = Relay(port, close_first)
+def to(port: int, close_first: int = 0, bytes_s: float = 0) -> Iterator[Relay]:
+    relay = Relay(port, close_first, bytes_s)
     try:
         yield relay
     finally:
