@@ -10,8 +10,8 @@ Snapshots go first and logs last: a log that is ahead of its snapshot is cut by 
 would have a hole. A file that is replaced meanwhile is the old or the new one, whole: it is read from one open
 descriptor, and what the manifest says of a snapshot is read from the bytes that were stored.
 
-Not here: what a manifest must look like (vault.py), what is removed (retention.py), how bytes travel (transfer.py),
-when one is due (regular.py).
+Not here: what a manifest must look like (vault.py), what is removed (retention.py), where files are read
+(onpod.py, ondisk.py), when one is due (regular.py). It also runs on a pod that pushes by itself (push.py).
 """
 
 from __future__ import annotations
@@ -25,19 +25,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from remote_runner import retention, transfer, vault
-from remote_runner.agent import Agent
-from remote_runner.agent import field as answer_field
+from remote_runner import retention, vault
 from remote_runner.checkpoint import header
 from remote_runner.errors import Unverified
 from remote_runner.pod import foreign, layout
 from remote_runner.pod.status import utc
 from remote_runner.vault import Place
 
-HASH_AT_ONCE = 64
 SPARE_BYTES = 16 << 20
 SNAPSHOTS = ("-training.safetensors", "-training.previous.safetensors")
 _SAID_OF_A_SNAPSHOT = ("stage", "stage_index", "step", "target_steps", "root", "root_all", "fingerprint", "lineage")
+
+
+class Arrived(Protocol):
+    """One version of a file, whole, under a temporary name here."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def temp(self) -> Path: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def mode(self) -> int: ...
 
 
 class Source(Protocol):
@@ -52,37 +64,8 @@ class Source(Protocol):
     def foreign(self) -> dict[str, dict[str, Any]]:
         """Snapshots of other trainers as they are now: path -> what is said of it (pod/foreign.py)."""
 
-    def bring(self, paths: list[str], into: Path, limits: dict[str, int]) -> Iterator[transfer.Fetched]:
+    def bring(self, paths: list[str], into: Path, limits: dict[str, int]) -> Iterator[Arrived]:
         """Copy files here, each one version and whole; those that are gone are left out."""
-
-
-@dataclass(frozen=True)
-class OnPod:
-    """A run's files seen over a connection."""
-
-    agent: Agent
-    outputs: list[str]
-    name: str
-
-    def listing(self) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        found, folders, _others = transfer.listing(self.agent, self.outputs, [self.name])
-        return found, folders
-
-    def digests(self, paths: list[str]) -> dict[str, str]:
-        found = {}
-        for at in range(0, len(paths), HASH_AT_ONCE):
-            part = paths[at : at + HASH_AT_ONCE]
-            there = answer_field(self.agent.ask("hash", paths=part), "sha256", dict)
-            found.update({p: there[p] for p in part if isinstance(there.get(p), str)})
-        return found
-
-    def foreign(self) -> dict[str, dict[str, Any]]:
-        there = answer_field(self.agent.ask("snapshots", outputs=self.outputs), "snapshots", list)
-        rows = [(str(s.get("path")), s.get("header")) for s in there if isinstance(s, dict)]
-        return {path: head for path, head in rows if isinstance(head, dict) and vault.is_foreign(head)}
-
-    def bring(self, paths: list[str], into: Path, limits: dict[str, int]) -> Iterator[transfer.Fetched]:
-        return transfer.fetch(self.agent, paths, into, limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +199,7 @@ class _Job:
             shutil.rmtree(self.spool, ignore_errors=True)
         return entries
 
-    def _keep(self, one: transfer.Fetched) -> None:
+    def _keep(self, one: Arrived) -> None:
         if one.path.endswith(SNAPSHOTS) and one.sha256 not in self.heads:
             head = _head(one.temp)
             if head is not None:

@@ -8,6 +8,7 @@ run goes on and `attach` takes it up again.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from remote_runner import (
     guard,
     launch,
     preflight,
+    pushing,
     record,
     resume,
     retention,
@@ -30,6 +32,7 @@ from remote_runner import (
 from remote_runner import plan as plans
 from remote_runner.access import Access
 from remote_runner.agent import Agent
+from remote_runner.durations import show
 from remote_runner.errors import NotStarted
 from remote_runner.follow import Running
 from remote_runner.link import Link
@@ -57,15 +60,16 @@ def run(access: Access, plan: Plan, view: View, only_from: str = "") -> Report |
     """
     with record.only_controller(plan.root, plan.name):
         start = Start(access, plan, _store(plan), Journal(plan.root, plan.name), view.tell, only_from)
+        if plan.settings.backup.push:
+            pushing.refuse_unreachable(_backup_to(plan))
         _refuse_existing_in_store(start)
         start.journal.event("start", attempt=plan.attempt, target=access.target, resume=plan.options.resume)
         run, report = _start(start)
         if plan.options.detach:
             run.link.close()
             run.backups.close()
-            view.tell(
-                f"until then nothing is copied off the pod, unless cron does: remote-run backup {plan.name} --help"
-            )
+            if not plan.settings.backup.push:
+                view.tell("until then nothing is copied off the pod, unless cron does it: remote-run backup --help")
             view.tell(f"detached; come back with: remote-run attach {access.words} {plan.name}")
             return None
         return ending.finish(run, report, start.journal, view)
@@ -121,6 +125,7 @@ def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
         f"started: supervisor pid {status['supervisor']['pid']}, attempt {plan.attempt}, segment {status['segment']}; "
         f"deadline {deadline['at']} armed on the pod"
     )
+    _push(agent, plan, tell)
     if plan.settings.pause == "none":
         tell('pause = "none": at its deadline it is killed, and what came after its last snapshot is lost')
     journal.event("launched", attempt=plan.attempt, deadline=deadline)
@@ -159,6 +164,27 @@ def _launch(
             link.close()
             raise NotStarted("the connection broke before the launch", fix="run the command again") from None
         return link.agent(), status
+
+
+def _push(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> None:
+    """Let the pod back itself up, where the settings say so; a run that is started goes on without it too."""
+    if not plan.settings.backup.push:
+        return
+    every_s = _backup_every_s(plan)
+    order = {
+        "name": plan.name,
+        "project": plan.project,
+        "outputs": plan.outputs,
+        "store": _backup_to(plan),
+        "keep": plan.settings.backup.keep,
+        "every_s": every_s,
+        "attempt": plan.attempt,
+    }
+    try:
+        pid = pushing.start(agent, order)
+        tell(f"the pod backs itself up every {show(every_s)} (pid {pid} there), with the store's credentials")
+    except (NotStarted, LinkLost) as e:
+        tell(f"the pod does not back itself up: {e}")
 
 
 def _settle_state(agent: Agent, start: Start) -> str:
@@ -222,7 +248,8 @@ def _backup_every_s(plan: Plan) -> float:
 
 def _regular(plan: Plan, store: Place, tell: Callable[[str], None]) -> Regular:
     spool = vault.spool(plan.root, plan.name)
-    return Regular(store, spool, plan.outputs, plan.attempt, _backup_every_s(plan), tell)
+    every_s = math.inf if plan.settings.backup.push else _backup_every_s(plan)  # the last one is made from here too
+    return Regular(store, spool, plan.outputs, plan.attempt, every_s, tell)
 
 
 def _refuse_existing_in_store(start: Start) -> None:

@@ -18,8 +18,9 @@ from remote_runner import backup, preflight, record, settings, settings_keys, ss
 from remote_runner import plan as plans
 from remote_runner.access import Access
 from remote_runner.agent import Agent, Denied
-from remote_runner.backup import Backup, OnPod
+from remote_runner.backup import Backup
 from remote_runner.errors import BackupFailed, OutOfContact, PreflightFailed, Unverified, UsageFault
+from remote_runner.onpod import OnPod
 from remote_runner.pod import files, layout
 from remote_runner.ssh import LinkLost
 from remote_runner.standing import Standing

@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from remote_runner.pod import files, foreign, layout
-from remote_runner.transfer import Fetched
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """One version of a file, whole, under a temporary name."""
+
+    path: str
+    temp: Path
+    size: int
+    sha256: str
+    mode: int
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class OnDisk:
         rules = foreign.of_job(str(self.root))[1]
         return {path: head for path, head, _why in foreign.heads(str(self.root), self.outputs, rules) if head}
 
-    def bring(self, paths: list[str], into: Path, limits: dict[str, int]) -> Iterator[Fetched]:
+    def bring(self, paths: list[str], into: Path, limits: dict[str, int]) -> Iterator[Copied]:
         for number, path in enumerate(paths):
             try:
                 fd = files.open_read(str(self.root), path)
@@ -50,7 +60,7 @@ class OnDisk:
                 yield _copy(source.fileno(), path, into / f"{number}.part")
 
 
-def _copy(fd: int, path: str, temp: Path) -> Fetched:
+def _copy(fd: int, path: str, temp: Path) -> Copied:
     """One version of a file, up to the size that it has now."""
     info, found = os.fstat(fd), hashlib.sha256()
     left = info.st_size
@@ -59,11 +69,10 @@ def _copy(fd: int, path: str, temp: Path) -> Fetched:
             found.update(block)
             f.write(block)
             left -= len(block)
-    return Fetched(
+    return Copied(
         path=path,
         temp=temp,
         size=info.st_size - left,
         sha256=found.hexdigest(),
         mode=info.st_mode & 0o777,
-        mtime_ns=info.st_mtime_ns,
     )

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from remote_runner import backup
 from remote_runner.agent import Agent, Denied
-from remote_runner.backup import Backup, OnPod
+from remote_runner.backup import Backup
 from remote_runner.durations import show
 from remote_runner.errors import BackupFailed, NotStarted, RunnerError, Unverified
 from remote_runner.link import Link
+from remote_runner.onpod import OnPod
 from remote_runner.ssh import LinkLost
 from remote_runner.vault import Place
 

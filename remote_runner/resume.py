@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from remote_runner import record, ssh, transfer, vault
+from remote_runner import record, restoring, ssh, transfer, vault
 from remote_runner.agent import Agent, Denied, printable
 from remote_runner.agent import field as answer_field
 from remote_runner.checkpoint import header
@@ -253,7 +253,7 @@ def _proven_backup(plan: Plan, store: Place, one: Candidate) -> Winner:
     manifest = next((m for m in vault.manifests(store) if m["id"] == one.backup_id), None)
     if manifest is None:
         raise Unverified(f"the backup {one.backup_id} was pruned meanwhile", fix="run the command again")
-    fetched = vault.fetch(store, manifest, vault.incoming(plan.root, plan.name))
+    fetched = restoring.fetch(store, manifest, restoring.incoming(plan.root, plan.name))
     if one.rule:
         if not foreign.same_content(one.path, {"root": one.root}, manifest["files"]):
             raise Unverified(f"{one.path} in {one.backup_id} is not what its manifest says", fix="take another backup")
@@ -273,7 +273,7 @@ def bring_here(plan: Plan, store: Place, winner: Winner, tell: Callable[[str], N
     kept = preserve.preserve(str(plan.root), plan.outputs, plan.name, stamp(), move=True)
     if kept:
         tell(f"kept here as {', '.join(kept)}")
-    vault.put_in_place(winner.fetched, winner.manifest, plan.root)
+    restoring.put_in_place(winner.fetched, winner.manifest, plan.root)
     if known:
         record.save(plan.root, plan.name, known)
 

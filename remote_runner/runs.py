@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from remote_runner import ending, preflight, record, resume, retention, settings, ssh, stores, vault
+from remote_runner import ending, preflight, record, restoring, resume, retention, settings, ssh, stores, vault
 from remote_runner import plan as plans
 from remote_runner.access import Access
 from remote_runner.agent import Agent
@@ -150,12 +150,12 @@ def restore(start: Path, name: str, store: str, backup_id: str, to: Path | None,
     outputs = settings.load(root, name).outputs
     with record.only_controller(root, name):
         into.mkdir(parents=True, exist_ok=True)
-        fetched = vault.fetch(where, manifest, vault.incoming(into, name))
+        fetched = restoring.fetch(where, manifest, restoring.incoming(into, name))
         known = record.load(into, name)
         kept = preserve.preserve(str(into), outputs, name, resume.stamp(), move=True)
         if kept:
             tell(f"kept as {', '.join(kept)}")
-        vault.put_in_place(fetched, manifest, into)
+        restoring.put_in_place(fetched, manifest, into)
         if known:
             record.save(into, name, known)
     size = vault.size_of(manifest)

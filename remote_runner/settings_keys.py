@@ -61,6 +61,7 @@ class Backup:
     to: str = "backups"  # a directory; see stores/ for what else
     every: Annotated[float, BeforeValidator(_seconds), Field(gt=0)] = 900.0  # seconds; written as "15m"
     keep: Annotated[int, Field(ge=1)] = 5  # newest backups kept in the store
+    push: bool = False  # the pod does it by itself, with the store's credentials; this machine may sleep
 
 
 @strict

@@ -1,4 +1,4 @@
-"""The backups of one run in a store: where things lie, what a manifest must look like, bringing one back.
+"""The backups of one run in a store: where things lie, what a manifest must look like.
 
     <project>/<name>/blobs/<sha256>                                   content
     <project>/<name>/backups/<UTC time>-<stage>-<step>/manifest.json  makes it count
@@ -7,28 +7,24 @@
 
 A store is not trusted more than a pod: every manifest is checked before it is believed, every blob is hashed.
 
-Not here: how a backup is made (backup.py), what is removed (retention.py).
+Not here: how a backup is made (backup.py) and brought back (restoring.py), what is removed (retention.py).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remote_runner import transfer
-from remote_runner.errors import PreflightFailed, Unverified
+from remote_runner.errors import PreflightFailed
 from remote_runner.pod import files, layout
 from remote_runner.stores import Store, StoreRefused
 
 SCHEMA = "remote-run-backup/1"
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-SPARE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,67 +174,6 @@ def damaged(place: Place, manifest: dict[str, Any]) -> list[str]:
         if is_now != sha256:
             found.append(f"{key}: its bytes are {is_now}")
     return sorted(found)
-
-
-def fetch(place: Place, manifest: dict[str, Any], incoming: Path) -> list[transfer.Fetched]:
-    """Bring all files of a backup here, each proven by its digest, none under its name yet.
-
-    Raises:
-        Unverified: a blob is missing or damaged (the key is named), or there is no room; nothing was replaced.
-    """
-    need_bytes = size_of(manifest)
-    shutil.rmtree(incoming, ignore_errors=True)
-    incoming.mkdir(parents=True, exist_ok=True)
-    free_bytes = shutil.disk_usage(incoming).free
-    if need_bytes + SPARE_BYTES > free_bytes:
-        raise Unverified(
-            f"{incoming}: the backup {manifest['id']} needs {need_bytes / 1e6:.1f} MB, "
-            f"{free_bytes / 1e6:.1f} MB are free; nothing was fetched",
-            fix="make room here, or restore to another disk: --to DIR",
-        )
-    found = []
-    for number, entry in enumerate(manifest["files"]):
-        temp = incoming / f"{number}.part"
-        _fetch_blob(place, entry, temp)
-        found.append(
-            transfer.Fetched(
-                path=entry["path"],
-                temp=temp,
-                size=entry["size"],
-                sha256=entry["sha256"],
-                mode=entry["mode"] & 0o777,
-                mtime_ns=int(manifest["unix_s"] * 1e9),
-            )
-        )
-    return found
-
-
-def _fetch_blob(place: Place, entry: dict[str, Any], temp: Path) -> None:
-    key = place.blob(entry["sha256"])
-    try:
-        place.store.fetch(key, temp)
-    except FileNotFoundError:
-        raise Unverified(f"{key}: gone from the store", fix="take another backup: --backup ID") from None
-    with temp.open("rb") as f:
-        sha256 = hashlib.file_digest(f, "sha256").hexdigest()
-    if sha256 != entry["sha256"]:
-        raise Unverified(
-            f"{key}: its bytes are {sha256}",
-            fix="take another backup (--backup ID); when this object is removed, the next backup stores it again",
-        )
-
-
-def put_in_place(fetched: list[transfer.Fetched], manifest: dict[str, Any], to: Path) -> None:
-    """Give fetched files their names; the folders of the backup too, so that empty ones survive."""
-    for one in fetched:
-        transfer.place(to, one)
-    for folder in manifest["folders"]:
-        to.joinpath(*files.parts(folder)).mkdir(parents=True, exist_ok=True)
-
-
-def incoming(root: Path, name: str) -> Path:
-    """Where files of a run wait for their names: on the disk that they will be on."""
-    return root / layout.OWN / "incoming" / f"{name}.restore"
 
 
 def spool(root: Path, name: str) -> Path:

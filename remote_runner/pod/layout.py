@@ -21,6 +21,7 @@ HOME = OWN + "/home.json"
 CODE = OWN + "/code.json"
 DIGESTS = OWN + "/digests.json"
 VENV = OWN + "/venv"
+PUSH = OWN + "/push"  # a pod that backs up by itself: what it was told, its credentials, what it says
 
 # suffixes of runs/<name>-*, exact: exp12 and exp12-large are two runs
 POD_RUN_FILES = ("-train.log", "-status.json", "-events.jsonl")

@@ -1,4 +1,4 @@
-"""The zipapp's entry: `serve` a connection, `keep` a job's supervisor, `supervise` the job, `end` the pod."""
+"""The zipapp's entry: `serve` a connection, `keep` a supervisor, `supervise` a job, `push` backups, `end` the pod."""
 
 from __future__ import annotations
 
@@ -23,5 +23,9 @@ def main(argv: List[str]) -> int:
         from remote_runner.pod.ends import main as end
 
         return end(argv[1])
+    if len(argv) == 2 and argv[0] == "push":
+        from remote_runner.pod.pusher import main as push
+
+        return push(argv[1])
     print(f"remote-run pod program: not understood: {argv}", file=sys.stderr)
     return 2

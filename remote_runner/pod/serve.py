@@ -18,7 +18,7 @@ import platform
 import sys
 from typing import Any, Dict
 
-from remote_runner.pod import bulk, ends, fileops, files, follow, launch, layout, lock, parts, preserve
+from remote_runner.pod import bulk, ends, fileops, files, follow, launch, layout, lock, parts, preserve, pusher
 from remote_runner.pod import hold as holding
 from remote_runner.pod.session import Operations, Refusal, Session, greet, loop
 
@@ -99,6 +99,7 @@ _OPS: Operations = {
     "runs": runs,
     "job": job,
     "home": home,
+    "push": pusher.start,
 }
 
 

@@ -61,6 +61,16 @@ def open_objects(url: str) -> Objects:
     return Objects(_s3(account), parts.path.strip("/"), f"s3://{parts.netloc}", account)
 
 
+def credentials(url: str) -> dict[str, str]:
+    """The environment variables that open a store elsewhere, as they hold here."""
+    account = _account(urlsplit(url).netloc, {})
+    found = {"AWS_ACCESS_KEY_ID": account.key_id, "AWS_SECRET_ACCESS_KEY": account.secret, "AWS_REGION": account.region}
+    for name, value in (("AWS_SESSION_TOKEN", account.token), ("AWS_ENDPOINT_URL", account.endpoint)):
+        if value:
+            found[name] = value
+    return found
+
+
 def _account(bucket: str, query: dict[str, str]) -> Account:
     profile = configparser.ConfigParser()
     profile.read(Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser())

@@ -84,7 +84,7 @@ def abort_uploads(account: Account, prefix: str) -> int:
 
 
 def _ask(account: Account, method: str, url: str) -> bytes:
-    headers = signed_headers(account, method, url, datetime.datetime.now(datetime.UTC))
+    headers = signed_headers(account, method, url, datetime.datetime.now(datetime.timezone.utc))  # noqa: UP017 - 3.10 on pods
     request = urllib.request.Request(url, method=method, headers=headers)  # noqa: S310 - the user's own store
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310

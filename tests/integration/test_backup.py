@@ -18,7 +18,7 @@ import rotating
 from pods import wait_for
 from s3server import KEYS, S3Server
 
-from remote_runner import backup, retention, vault
+from remote_runner import backup, restoring, retention, vault
 from remote_runner.checkpoint import header
 from remote_runner.errors import Unverified
 from remote_runner.ondisk import OnDisk
@@ -72,7 +72,7 @@ def trainer(root: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def restored(place: Place, manifest: dict[str, object], to: Path) -> Path:
-    vault.put_in_place(vault.fetch(place, manifest, to / ".incoming"), manifest, to)
+    restoring.put_in_place(restoring.fetch(place, manifest, to / ".incoming"), manifest, to)
     return to
 
 
@@ -156,7 +156,7 @@ def test_an_object_of_many_parts_is_known_by_its_bytes(root: Path, s3_place: Pla
     s3_place.store.put(key, bytes(12 << 20))
     assert [d.partition(":")[0] for d in vault.damaged(s3_place, manifest)] == [key]
     with pytest.raises(Unverified, match=key):
-        vault.fetch(s3_place, manifest, root.parent / "incoming")
+        restoring.fetch(s3_place, manifest, root.parent / "incoming")
 
 
 def test_awkward_names_and_an_empty_folder_come_back(root: Path, place: Place, s3_place: Place, tmp_path: Path) -> None:
