@@ -77,10 +77,11 @@ def argv(endpoint: Endpoint, known_hosts: Path, command: str) -> list[str]:
     return [*words, "--", endpoint.alias or endpoint.host, command]
 
 
-def write_known_hosts(folder: Path, host_key_line: str) -> Path:
-    """A known_hosts file with one key in it."""
-    path = folder / "known_hosts"
-    path.write_text(f"{_NAME} {host_key_line}\n", encoding="ascii")
+def write_known_hosts(folder: Path, host_keys: list[str]) -> Path:
+    """A known_hosts file with these keys for the pod; replaced in one step, an ssh may be reading it."""
+    path, fresh = folder / "known_hosts", folder / "known_hosts.new"
+    fresh.write_text("".join(f"{_NAME} {key}\n" for key in host_keys), encoding="ascii")
+    fresh.replace(path)
     return path
 
 

@@ -108,18 +108,25 @@ def ours(spec: dict[str, str]) -> dict[str, float]:
         identities_only=True,
     )
     here = Path(spec["here"])
-    with ssh.connect(where) as connection, Agent(connection, PurePosixPath(spec["there"])) as agent:
+    there = PurePosixPath(spec["there"])
+    with (
+        transfer.Channels.ahead(where, there) as channels,
+        ssh.connect(where) as connection,
+        Agent(connection, there) as agent,
+    ):
         known = digests.Digests(str(here))
         if spec["way"] == "up":
             paths = [p.relative_to(here).as_posix() for p in sorted((here / OUTPUT).iterdir())]
             items = [transfer.item(here, p, known=known, hashed=False) for p in paths]
-            transfer.send(agent, items, stop_at)
+            transfer.send(agent, items, stop_at, channels=channels)
         else:
             found, _, _ = transfer.listing(agent, [OUTPUT], [])
             difference = transfer.compare(agent, here, found, known)
             limits = {p: found[p]["size"] for p in difference.wanted}
             incoming, arrived = here / ".remote-run" / "incoming", []
-            for one in transfer.fetch(agent, difference.wanted, incoming, limits, stop_at, here=here):
+            for one in transfer.fetch(
+                agent, difference.wanted, incoming, limits, stop_at, here=here, channels=channels
+            ):
                 transfer.place(here, one)
                 arrived.append(one)
             transfer.remember(agent, here, known, arrived)

@@ -17,15 +17,16 @@ import tempfile
 import threading
 import time
 from collections import deque
-from pathlib import Path
+from concurrent.futures import Future
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
-from remote_runner import openssh, ssh, zipapp
+from remote_runner import hostkeys, openssh, ssh, zipapp
 from remote_runner.agent import Agent, python_command
 from remote_runner.conversation import Conversation, Program
 from remote_runner.errors import NotStarted, RunnerError
-from remote_runner.ssh import LinkLost, Pod
+from remote_runner.ssh import Endpoint, LinkLost
 
 LOGINS_AT_ONCE = 4
 TRIES = 4
@@ -61,19 +62,64 @@ def streams_for(rtt_s: float) -> int:
 
 
 class Channels:
-    """The data connections to one root on one pod; those that were given back stay warm until the end."""
+    """The data connections to one root on one pod; those that were given back stay warm until the end.
 
-    def __init__(self, agent: Agent) -> None:
-        self._pod: Pod = agent.pod
-        self._root = str(agent.root)
-        self.rtt_s = agent.pod.rtt_s if agent.pod.rtt_s is not None else _ask_rtt_s(agent)
+    Args:
+        where: the pod.
+        root: the folder there.
+        host_keys: lines as in a known_hosts file, without the host: what the pod may show.
+        rtt_s: one round trip to it, None until `meet`.
+    """
+
+    def __init__(self, where: Endpoint, root: str, host_keys: list[str], rtt_s: float | None = None) -> None:
+        self._where, self._root, self._host_keys, self._rtt_s = where, root, host_keys, rtt_s
         self._lock = threading.Lock()
         self._logins = threading.BoundedSemaphore(LOGINS_AT_ONCE)
         self._warm: deque[Conversation] = deque()
+        self._coming: deque[Future[Conversation]] = deque()
         self._open: set[Conversation] = set()
         self._closed = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="remote-run-ssh-")
-        self._known_hosts = openssh.write_known_hosts(Path(self._folder.name), agent.pod.host_key_line())
+        self._known_hosts = openssh.write_known_hosts(Path(self._folder.name), host_keys)
+
+    @classmethod
+    def of(cls, agent: Agent) -> Self:
+        """To the pod of a connection that is there."""
+        rtt_s = agent.pod.rtt_s if agent.pod.rtt_s is not None else _ask_rtt_s(agent)
+        return cls(agent.pod.endpoint, str(agent.root), [agent.pod.host_key_line()], rtt_s)
+
+    @classmethod
+    def ahead(cls, where: Endpoint, root: PurePosixPath) -> Self:
+        """Begin to open some beside the control connection, so that both are there at the same time.
+
+        Only to a pod whose host key is known; to another one none is opened before its key was looked at.
+        """
+        known = hostkeys.known(hostkeys.name_of(where.host, where.port), where.policy)
+        lines = [f"{entry.kind} {entry.key}" for entry in known if not entry.revoked]
+        made = cls(where, str(root), lines)
+        if lines and openssh.available() and not any(entry.revoked for entry in known):
+            for _ in range(LOGINS_AT_ONCE - 1):
+                future: Future[Conversation] = Future()
+                made._coming.append(future)
+                threading.Thread(target=made._open_into, args=(future,), name="login", daemon=True).start()
+        return made
+
+    def meet(self, agent: Agent) -> None:
+        """Take from the control connection what only it knows: the pod's proven key, and how far away it is."""
+        if self._rtt_s is None:
+            self._rtt_s = agent.pod.rtt_s if agent.pod.rtt_s is not None else _ask_rtt_s(agent)
+            self._host_keys = [agent.pod.host_key_line()]
+            openssh.write_known_hosts(Path(self._folder.name), self._host_keys)
+
+    @property
+    def rtt_s(self) -> float:
+        return self._rtt_s or 0.0
+
+    def _open_into(self, future: Future[Conversation]) -> None:
+        try:
+            future.set_result(self._opened())
+        except Exception as e:  # noqa: BLE001
+            future.set_exception(e)
 
     def __enter__(self) -> Self:
         return self
@@ -102,6 +148,13 @@ class Channels:
         with self._lock:
             if self._warm:
                 return self._warm.pop()
+            coming = self._coming.popleft() if self._coming else None
+        if coming is not None:
+            with contextlib.suppress(Exception):
+                return coming.result()
+        return self._opened()
+
+    def _opened(self) -> Conversation:
         why: Exception = LinkLost("not tried")
         for attempt in range(TRIES):
             if attempt and self._closed.wait(random.uniform(0.2, 0.6) * 2**attempt):  # noqa: S311
@@ -137,12 +190,12 @@ class Channels:
     def _new(self) -> Conversation:
         program, nonce = zipapp.bulk_program(), secrets.token_hex(16)
         command = python_command(_LOADER, self._root, str(len(program)), nonce)
-        where = str(self._pod.endpoint)
+        where = str(self._where)
         opened: Program
         if openssh.available():
-            opened = openssh.Process(openssh.argv(self._pod.endpoint, self._known_hosts, command), where)
+            opened = openssh.Process(openssh.argv(self._where, self._known_hosts, command), where)
         else:
-            opened = _OwnTransport(self._pod, command)
+            opened = _OwnTransport(self._where, self._host_keys, command)
         try:
             opened.write(program)
             return Conversation(opened, where, nonce)
@@ -154,11 +207,11 @@ class Channels:
 class _OwnTransport:
     """A program over a paramiko connection of its own, which ends with it."""
 
-    def __init__(self, like: Pod, command: str) -> None:
-        self._pod = ssh.connect(like.endpoint)
-        if self._pod.host_key_line() != like.host_key_line():
+    def __init__(self, where: Endpoint, host_keys: list[str], command: str) -> None:
+        self._pod = ssh.connect(where)
+        if self._pod.host_key_line() not in host_keys:
             self._pod.close()
-            raise NotStarted(f"{like.endpoint}: another machine answers", fix="do not trust this address")
+            raise NotStarted(f"{where}: another machine answers", fix="do not trust this address")
         try:
             self._program = self._pod.open(command)
         except LinkLost:

@@ -122,7 +122,7 @@ class Engine:
         self._own = channels is None
         self._channels = channels
         if channels is None and size_bytes >= BULK_BYTES:
-            self._channels = Channels(agent)
+            self._channels = Channels.of(agent)
         self._threads: list[threading.Thread] = []
         self._moved_any = False
         self._why: Exception | None = None
@@ -141,6 +141,7 @@ class Engine:
 
     def __enter__(self) -> Self:
         if self._channels is not None:
+            self._channels.meet(self._agent)
             self._more(pool.streams_for(self._channels.rtt_s))
         return self
 

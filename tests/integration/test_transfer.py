@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 import transfer_peers as peers
@@ -240,7 +240,7 @@ def test_a_server_that_lets_nobody_else_in_is_done_without(
 
 def test_channels_stay_warm_for_what_follows(pod: TestPod, tmp_path: Path) -> None:
     expected = peers.fill(pod.root / OUTPUT)
-    with peers.agent_on(pod, tmp_path) as agent, transfer.Channels(agent) as warm:
+    with peers.agent_on(pod, tmp_path) as agent, transfer.Channels.of(agent) as warm:
         for number in range(3):
             peers.bring(agent, tmp_path / f"here{number}", channels=warm)
             assert peers.tree(tmp_path / f"here{number}") == expected
@@ -255,6 +255,20 @@ def test_channels_stay_warm_for_what_follows(pod: TestPod, tmp_path: Path) -> No
     wait_for(
         lambda: not [a for a in pod.commands().values() if "bulk" in " ".join(a)], "the data programs are gone", 10
     )
+
+
+def test_channels_can_be_opened_ahead_to_a_known_pod_alone(pod: TestPod, tmp_path: Path) -> None:
+    expected = peers.fill(pod.root / OUTPUT)
+    where = peers.endpoint(pod, tmp_path)
+    root = PurePosixPath(pod.root)
+    with transfer.Channels.ahead(where, root):
+        assert logins(pod) == 0  # its key is not known yet
+    with peers.agent_on(pod, tmp_path):
+        pass
+    with transfer.Channels.ahead(where, root) as channels, peers.agent_on(pod, tmp_path) as agent:
+        wait_for(lambda: logins(pod) == 5, "three data connections beside the two others")
+        peers.bring(agent, tmp_path / "here", channels=channels)
+    assert peers.tree(tmp_path / "here") == expected
 
 
 def test_two_fetches_into_one_folder_do_not_meet(pod: TestPod, tmp_path: Path) -> None:
