@@ -48,11 +48,15 @@ class Finding:
         return not self.problem
 
 
-def verify(paths: Sequence[Path], require: Sequence[str] = ()) -> list[Finding]:
+def verify(
+    paths: Sequence[Path], require: Sequence[str] = (), *, as_checkpoint: bool = False, model: str = ""
+) -> list[Finding]:
     """Verify files, and all files of weights and state below folders, in the order of their names.
 
     Args:
         require: keys (names of tensors) that each file must have.
+        as_checkpoint: hold PyTorch files of others to what a checkpoint of ours holds.
+        model: `package.module:Class`, imported in the child process; a PyTorch file's weights must load into it.
 
     Returns: a Finding for each file; a folder without any gets one that says so.
 
@@ -68,7 +72,7 @@ def verify(paths: Sequence[Path], require: Sequence[str] = ()) -> list[Finding]:
         if not files and not listed:
             found.append(Finding(path, "no snapshot or weights below this folder, and no list of digests in it"))
         found.extend(listed)
-        found.extend(verify_file(file, require) for file in files)
+        found.extend(verify_file(file, require, as_checkpoint=as_checkpoint, model=model) for file in files)
     return found
 
 
@@ -84,12 +88,15 @@ def _listed(folder: Path) -> list[Finding]:
     return [Finding(folder / name, f"{folder / name}: {why}") for name, why in wrong.items()]
 
 
-def verify_file(path: Path, require: Sequence[str] = ()) -> Finding:
+def verify_file(path: Path, require: Sequence[str] = (), *, as_checkpoint: bool = False, model: str = "") -> Finding:
     """Verify one file by what its suffix says it is. Never raises for what the file holds."""
     if path.suffix in SAFETENSORS:
         return _safetensors(path, require)
     if path.suffix in PICKLED:
-        return _pickled(path, require)
+        options = [word for key in require for word in ("--require", key)]
+        options += ["--as", "checkpoint"] if as_checkpoint else []
+        options += ["--model", model] if model else []
+        return _pickled(path, options)
     known = ", ".join(sorted(SAFETENSORS | PICKLED))
     return Finding(path, f"{path}: can't say what it should be; known suffixes: {known}")
 
@@ -168,10 +175,8 @@ def _read(path: Path, look: header.Look) -> tuple[str, set[str], bool]:
         os.close(fd)
 
 
-def _pickled(path: Path, require: Sequence[str]) -> Finding:
-    command = [sys.executable, "-m", "remote_runner.checkpoint.torch_verify", str(path)]
-    for key in require:
-        command += ["--require", key]
+def _pickled(path: Path, options: Sequence[str]) -> Finding:
+    command = [sys.executable, "-m", "remote_runner.checkpoint.torch_verify", *options, "--", str(path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -183,7 +188,11 @@ def _pickled(path: Path, require: Sequence[str]) -> Finding:
     if done.returncode != 0 or told.get("ok") is not True:
         return Finding(path, str(told.get("error", f"{path}: not good")))
     warnings = tuple(f"{path}: {text}" for text in told.get("warnings", []))
-    return Finding(path, "", warnings, f"checkpoint, step {told.get('step')}, {told.get('tensors')} tensors")
+    about = (
+        f"checkpoint, step {told.get('step')}, {told.get('tensors')} tensors, keys {', '.join(told.get('keys', []))}"
+    )
+    prefix = told.get("prefix")
+    return Finding(path, "", warnings, about + (f", names carry the prefix {prefix!r}" if prefix else ""))
 
 
 def _object(text: str) -> dict[str, Any] | None:

@@ -34,16 +34,18 @@ def inspect(file: Path, as_json: bool) -> int:
 @click.command()
 @click.argument("paths", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="PATH…")
 @click.option("--require", multiple=True, metavar="KEY", help="A tensor that each file must have; may be repeated.")
+@click.option("--as", "kind", type=click.Choice(["checkpoint"]), help="Hold PyTorch files to a whole training state.")
+@click.option("--model", default="", metavar="MODULE:CLASS", help="PyTorch weights must load into CLASS(config).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def verify(paths: tuple[Path, ...], require: tuple[str, ...], as_json: bool) -> int:
+def verify(paths: tuple[Path, ...], require: tuple[str, ...], kind: str | None, model: str, as_json: bool) -> int:
     """Verify files of weights and state, and all of them below a folder.
 
     Digests where a file carries them, structure, NaN; an infinity is refused in our own formats and told of in
-    others. Exit 0 when all are good, else 7.
+    others. A PyTorch file is read by a child process, without running what is in it. Exit 0 when all are good, else 7.
     """
     from remote_runner import verify as verifying
 
-    found = verifying.verify(paths, require)
+    found = verifying.verify(paths, require, as_checkpoint=kind == "checkpoint", model=model)
     if as_json:
         rows = [
             {"path": str(f.path), "good": f.good, "problem": f.problem, "warnings": f.warnings, "about": f.about}

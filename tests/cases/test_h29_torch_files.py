@@ -1,6 +1,8 @@
 """H29: PyTorch files of others, whole and broken, through the verify that a user calls."""
 
 import io
+import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -54,6 +56,8 @@ def test_whole_files_pass(tmp_path, name):
     (tmp_path / "x.pt").write_bytes(GOOD[name])
     found = verify.verify_file(tmp_path / "x.pt", REQUIRED)
     assert found.good, found.problem
+    prefix = {"module": "'module.'", "compiled": "'_orig_mod.'"}.get(name, "")
+    assert found.about.endswith(f"prefix {prefix}" if prefix else "step" if name == "basic" else "model")
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -63,3 +67,16 @@ def test_broken_files_are_refused_with_file_and_reason(tmp_path, name):
     found = verify.verify_file(tmp_path / "x.pt", REQUIRED)
     assert words in found.problem
     assert str(tmp_path / "x.pt") in found.problem
+
+
+def test_the_command_takes_what_a_checkpoint_and_its_model_must_be(tmp_path):
+    (tmp_path / "x.pt").write_bytes(WHOLE)
+    argv = [sys.executable, "-m", "remote_runner.cli", "verify", "x.pt"]
+    plain, held, modelled = (
+        subprocess.run([*argv, *more], cwd=tmp_path, capture_output=True, text=True)
+        for more in ([], ["--as", "checkpoint"], ["--model", "no_such_module:Net"])
+    )
+    assert (plain.returncode, held.returncode, modelled.returncode) == (0, 7, 7)
+    assert "step 3, 2 tensors, keys model, step" in plain.stdout
+    assert "x.pt: lacks optimizer, scheduler, config" in held.stderr
+    assert "no_such_module:Net can't be imported" in modelled.stderr
