@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from typing import Any
 
+from remote_runner import record as records
 from remote_runner.agent import Agent, Denied, field, printable
 from remote_runner.errors import NotStarted
 from remote_runner.plan import Plan
@@ -14,6 +16,7 @@ from remote_runner.pod import layout
 def job(plan: Plan) -> dict[str, Any]:
     """What the supervisor is told."""
     options, settings = plan.options, plan.settings
+    requirements, editable = _of_pyproject(plan)
     own_python = bool(options.python) or not options.setup
     return {
         "name": plan.name,
@@ -24,8 +27,14 @@ def job(plan: Plan) -> dict[str, Any]:
         "outputs": plan.outputs,
         "command": plan.command,
         "then": [plan.words(c) for c in settings.then],
+        "environment": settings.environment if options.setup else "",
+        "requirements": requirements,
+        "editable": editable,
+        "probe": settings.probe,
         "setup": None if own_python or not settings.setup else plan.words(settings.setup),
         "env": plan.env,
+        "inherit_pod_env": settings.inherit_pod_env,
+        "run_id": _run_id(plan),
         "pause": settings.pause,
         "done_file": settings.done_file,
         "snapshots": settings.rules,
@@ -39,6 +48,28 @@ def job(plan: Plan) -> dict[str, Any]:
         "stop_after_s": options.stop_after_s,
         "price": options.price,
     }
+
+
+def _of_pyproject(plan: Plan) -> tuple[list[str], bool]:
+    """What a project's pyproject.toml depends on, and whether it is a package itself: pods may lack a TOML reader."""
+    path = plan.root / "pyproject.toml"
+    if not path.is_file() or (plan.root / "uv.lock").exists():
+        return [], False
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    project = table.get("project") or {}
+    return [str(d) for d in project.get("dependencies") or []], bool(project) and "build-system" in table
+
+
+def _run_id(plan: Plan) -> str:
+    """One id for all attempts that go on with each other: what a tracker outside calls the run."""
+    first = plan.attempt
+    for attempt in reversed(records.load(plan.root, plan.name).get("attempts") or []):
+        if not plan.options.resume:
+            break
+        first = str(attempt.get("attempt"))
+        if not attempt.get("resume"):
+            break
+    return f"{plan.name}-{first}"[:64]
 
 
 def start(agent: Agent, plan: Plan, record: dict[str, Any]) -> dict[str, Any]:

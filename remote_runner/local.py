@@ -103,12 +103,16 @@ def _preserve(plan: Plan, journal: Journal, tell: Callable[[str], None]) -> str:
     return f"here: {source['stage']} step {source['step']}, root {source['root'][:16]}" if source else ""
 
 
+# no image and no container: this machine's own python and variables
+AT_HOME = {"environment": "", "inherit_pod_env": False}
+
+
 def _launch(plan: Plan, fd: int) -> dict[str, Any]:
     app = zipapp.build()
     path = plan.root / layout.OWN / app.name
     if not path.exists():
         files.replace(str(plan.root), f"{layout.OWN}/{app.name}", lambda out: files.write_all(out, app.content))
-    job = {**launching.job(plan), "python": plan.options.python or sys.executable, "setup": None}
+    job = {**launching.job(plan), "python": plan.options.python or sys.executable, "setup": None, **AT_HOME}
     try:
         return launch.launch(str(plan.root), job, fd, str(path))
     except OSError as e:

@@ -95,8 +95,33 @@ def check(pod: Pod, plan: Plan, upload_bytes: int, snapshot_bytes: int, tell: Ca
     if abs(apart_s) > CLOCK_S:
         tell(f"the pod's clock is {apart_s:+.0f} s off this one; times of files are not used for any decision")
     facts = Facts(PurePosixPath(found["root"]), found)
-    tell(f"{pod.endpoint}: {facts.hardware}; {found['free_bytes'] / 1e9:.1f} GB free in {found['root']}")
+    tell(f"{pod.endpoint}: {facts.hardware}, {found['shared_memory_bytes'] / 1e9:.1f} GB shared memory")
+    tell(
+        f"{found['root']}: {found['free_bytes'] / 1e9:.1f} GB and {found['free_inodes']} inodes free on "
+        f"{found['file_system'] or 'an unknown file system'}; {outlives(found)}"
+    )
     return facts
+
+
+NETWORK_DISKS = ("nfs", "nfs4", "ceph", "lustre", "glusterfs", "cifs", "9p", "virtiofs", "fuse.mfs", "fuse.juicefs")
+FEW_INODES = 1000
+
+
+def outlives(found: dict[str, Any]) -> str:
+    """Whether what is written to the root is still there after the pod is stopped, or terminated."""
+    system = str(found["file_system"])
+    if system in NETWORK_DISKS or system.startswith("fuse"):
+        return "a network disk: it outlives stop and terminate where it is a volume of yours"
+    if system in ("tmpfs", "ramfs"):
+        return "memory: IT IS LOST when the pod stops"
+    if found["provider"] == "runpod":
+        own = str(found["root"]).startswith("/workspace/") and system != "overlay"
+        if own:
+            return "the pod's volume: it outlives stop, not terminate"
+        return "the container's own disk: IT IS LOST when the pod stops; backups here are what stays"
+    if found["provider"] == "vast":
+        return "the instance's disk: it outlives stop, not destroy"
+    return "nothing tells whether it outlives stop or terminate; backups here do"
 
 
 def _faults(found: dict[str, Any], plan: Plan, need_bytes: int) -> list[tuple[str, str]]:
@@ -126,6 +151,8 @@ def _faults(found: dict[str, Any], plan: Plan, need_bytes: int) -> list[tuple[st
                 "name an empty or new folder: --remote-dir DIR",
             )
         )
+    if 0 < found["free_inodes"] < FEW_INODES:  # 0: a file system that has no fixed number
+        faults.append((f"{root}: {found['free_inodes']} inodes free", "remove small files there: caches, old datasets"))
     need = max(need_bytes, SMALLEST_DISK_BYTES)
     if found["free_bytes"] < need:
         faults.append(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import signal
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, with_config
 
@@ -98,8 +98,11 @@ class Settings:
     pause: Pause = "none"  # "contract", a signal's name, or "none"
     done_file: str = ""  # its trainer writes it when all is done
     snapshots: Snapshots = field(default_factory=list)  # default for a foreign trainer: all presets
-    setup: Command | None = None
+    environment: Literal["auto", "uv", "conda", "pip", "image"] = "auto"  # see pod/environment.py
+    probe: Annotated[list[str], BeforeValidator(_listed)] = field(default_factory=list)  # modules that it must import
+    setup: Command | None = None  # after the environment
     env: dict[str, str] = field(default_factory=dict)
+    inherit_pod_env: bool = True  # the variables of the container's first process
     memory_limit_mb: Annotated[int, Field(gt=0)] | None = None
     restarts: Annotated[int, Field(ge=0)] = 0  # how often a crash is resumed on the pod, each time from further on
     project: str = ""  # the project's name on pods and in stores; default: its folder's

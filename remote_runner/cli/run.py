@@ -30,7 +30,7 @@ END = click.Choice(["keep", "stop", "terminate"])
 @click.option("--on-interrupt", type=click.Choice(["detach", "pause"]), default="detach", help="What Ctrl-C does.")
 @click.option("--test-deadline", is_flag=True, help="Only prove, in two minutes, that a deadline fires there.")
 @access_options
-@click.option("--python", default="", help="An interpreter that is on the pod already; no set-up then.")
+@click.option("--python", default="", help="An interpreter of the image to use; no `setup` then.")
 @click.option("--no-setup", is_flag=True, help="Install nothing on the pod.")
 @click.option("--name", help="The run's name; default: the config's, without its ending.")
 @click.option("--backup-to", default="", metavar="URL", help="Store for backups; default: ./backups.")

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Dict
 
-from remote_runner.pod import fate, files, foreign, layout, lock
+from remote_runner.pod import fate, files, foreign, layout, lock, prepare
 
 ARMED_WITHIN_S = 20.0
 
@@ -34,7 +34,8 @@ def launch(root: str, job: Dict[str, Any], lock_fd: int, app: str = "") -> Dict[
     Raises:
         OSError: it did not come up; the reason stands in `.remote-run/supervisor.log`.
     """
-    job = {**job, "zipapp": app or zipapp(), "base_python": sys.executable}
+    job = {**job, "zipapp": app or zipapp(), "base_python": sys.executable, "project_setup": job.get("setup")}
+    job["setup"] = prepare.command(root, job)
     files.replace_json(root, layout.JOB, job)
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""The zipapp's entry: `serve` a connection, `keep` a supervisor, `supervise` a job, `push` backups, `end` the pod."""
+"""The zipapp's entry: one word for each program that runs on a pod."""
 
 from __future__ import annotations
 
@@ -27,5 +27,17 @@ def main(argv: List[str]) -> int:
         from remote_runner.pod.pusher import main as push
 
         return push(argv[1])
+    if len(argv) == 2 and argv[0] == "prepare":
+        from remote_runner.pod.prepare import main as prepare
+
+        return prepare(argv[1])
+    if len(argv) == 2 and argv[0] == "environment":
+        from remote_runner.pod.environment import main as environment
+
+        return environment(argv[1])
+    if argv and argv[0] == "probe":
+        from remote_runner.pod.gpu import main as probe
+
+        return probe(argv[1:])
     print(f"remote-run pod program: not understood: {argv}", file=sys.stderr)
     return 2

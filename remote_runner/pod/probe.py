@@ -60,6 +60,28 @@ def gpus() -> List[str]:
     return [line.strip() for line in out.decode("utf-8", "replace").splitlines() if line.strip()]
 
 
+def shared_memory_bytes() -> int:
+    """Of /dev/shm, which data workers use; 0 where there is none."""
+    try:
+        space = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return space.f_blocks * space.f_frsize
+
+
+def provider() -> str:
+    """Whose container this is; empty where nothing tells."""
+    try:
+        with open("/proc/1/environ", "rb") as f:
+            names = {pair.split(b"=", 1)[0].decode("utf-8", "replace") for pair in f.read().split(b"\0")}
+    except OSError:
+        names = set()
+    names |= set(os.environ)
+    if "RUNPOD_POD_ID" in names:
+        return "runpod"
+    return "vast" if names & {"VAST_CONTAINERLABEL", "VAST_TCP_PORT_22"} else ""
+
+
 def python_works(path: str) -> str:
     """Why an interpreter can't be used; empty when it can."""
     if not path:
@@ -103,6 +125,8 @@ def probe(ask: Dict[str, Any]) -> Dict[str, Any]:
         "gpus": gpus(),
         "cpus": os.cpu_count(),
         "memory_bytes": memory_bytes(),
+        "shared_memory_bytes": shared_memory_bytes(),
+        "provider": provider(),
         "proc": os.path.exists("/proc/self/stat") or sys.platform == "darwin",
         "python_fault": python_works(ask["python"]),
         "image": os.environ.get("RUNPOD_POD_ID") or os.environ.get("CONTAINER_ID") or "",

@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import Any, Dict, List
 
-from remote_runner.pod import files, foreign, layout, tree
+from remote_runner.pod import environment, files, foreign, layout, tree, variables
 from remote_runner.pod.status import utc
 
 PAUSED = 75
@@ -25,21 +25,11 @@ class CannotStart(Exception):
 
 
 def python(root: str, job: Dict[str, Any]) -> str:
-    """The workload's interpreter: the one named, else the set-up's, else the one we run in."""
-    venv = os.path.join(root, layout.VENV, "bin", "python")
-    return str(job.get("python") or (venv if os.path.exists(venv) else job["base_python"]))
-
-
-def environment(root: str, job: Dict[str, Any], segment: int) -> Dict[str, str]:
-    """What the contract gives a workload (CONTRACT.md)."""
-    env = {**os.environ, **job["env"]}
-    env["PYTHONPATH"] = os.pathsep.join([job["zipapp"], *filter(None, [job["env"].get("PYTHONPATH")])])
-    env["PYTHONUNBUFFERED"] = "1"
-    env["REMOTE_RUN_ID"] = job["attempt"]
-    env["REMOTE_RUN_SEGMENT"] = str(segment)
-    env["REMOTE_RUN_PYTHON"] = job["base_python"]
-    env["REMOTE_RUN_VENV"] = os.path.join(root, layout.VENV)
-    return env
+    """The workload's interpreter: its environment's, the one named, the set-up's, the image's, the one we run in."""
+    made = environment.made(root, job)
+    own = os.path.join(root, layout.VENV, "bin", "python")  # by a set-up of the project's
+    used = environment.python_of(made) or job.get("python") or (own if os.path.exists(own) else made.get("python"))
+    return str(used or job["base_python"])
 
 
 def argv(root: str, job: Dict[str, Any], words: List[str]) -> List[str]:
@@ -73,7 +63,7 @@ def start(root: str, job: Dict[str, Any], words: List[str], segment: int) -> "su
         return subprocess.Popen(
             words,
             cwd=root,
-            env=environment(root, job, segment),
+            env=variables.of_workload(root, job, segment, python(root, job)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -96,6 +86,14 @@ def _say(log: int, text: str) -> None:
 def ended(cause: str, evidence: str, code: Any = None, by_signal: Any = None) -> Dict[str, Any]:
     """An exit record: what the run's end was, and why we say so."""
     return {"cause": cause, "code": code, "signal": by_signal, "evidence": evidence}
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; a real-time signal has no name of its own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def verdict(code: int, *, killed: Dict[str, Any], pause_cause: str, oom: str, finished: bool = True) -> Dict[str, Any]:
@@ -122,7 +120,7 @@ def verdict(code: int, *, killed: Dict[str, Any], pause_cause: str, oom: str, fi
     if oom and (number == signal.SIGKILL or code == 128 + signal.SIGKILL):
         return ended("out-of-memory", oom, plain, number)
     if number:
-        name = signal.Signals(number).name
+        name = signal_name(number)
         if pause_cause:
             return ended(pause_cause, f"ended by {name} when asked to pause; it saved nothing more", None, number)
         hint = " (out of memory?)" if number == signal.SIGKILL else ""
