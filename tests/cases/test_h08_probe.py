@@ -13,7 +13,7 @@ from remote_runner import ssh
 from remote_runner import target as targets
 from remote_runner.agent import Agent
 from remote_runner.hostkeys import Policy
-from remote_runner.settings import NCM_MATCH
+from remote_runner.settings_keys import NCM_MATCH
 
 
 @pytest.mark.parametrize(
