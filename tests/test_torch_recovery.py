@@ -141,7 +141,7 @@ def test_a_kill_at_a_named_point_loses_only_what_was_after_the_snapshot(straight
 
 def test_kills_at_random_moments(straight, tmp_path):
     root, draw, words = begin(tmp_path), random.Random(), ()
-    for _ in range(5):
+    for _ in range(10):
         process = start(root, *words)
         while process.is_alive() and "step" not in said_so_far(root):  # the state of step 0 is on its way
             process.join(0.01)

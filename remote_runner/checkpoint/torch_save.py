@@ -11,6 +11,9 @@ Not here: the file (torch_file.py, torch_publish.py), loading (torch_load.py).
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +21,7 @@ from typing import Any, Dict, Mapping, Optional, Union
 
 import torch
 
-from remote_runner.checkpoint.contract import say
+from remote_runner.checkpoint.contract import CANNOT_SAVE, say
 from remote_runner.checkpoint.torch_publish import write_checkpoint
 from remote_runner.checkpoint.torch_ranks import gather, is_writer, share_error
 from remote_runner.checkpoint.torch_state import Buffers, Tree, random_states, stage
@@ -114,7 +117,8 @@ class AsyncSaver:
     """Saves on a thread; training waits only while its state is copied into host buffers that are used again.
 
     One save is in flight at most: the next `save` waits for it, says for how long, and drops nothing. An error of the
-    thread is raised by the next `save`, by `wait` and at the end of the `with` block, which also joins it.
+    thread is raised by the next `save`, by `wait` and at the end of the `with` block, which also joins it; a program
+    that never asks again ends with 74 rather than as if all were well.
 
     Args:
         path: as `save_checkpoint`.
@@ -129,6 +133,7 @@ class AsyncSaver:
         self._hook: Any = None
         self.stall_s = 0.0  # how long the last save held the training up
         self.waited_s = 0.0  # of all saves, how long the training waited for an earlier one
+        atexit.register(self._last_word)
 
     def save(
         self,
@@ -172,7 +177,17 @@ class AsyncSaver:
         return self
 
     def __exit__(self, *_: object) -> None:
+        atexit.unregister(self._last_word)
         self.wait()
+
+    def _last_word(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            say(f"the last save failed: {self._error}")
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(CANNOT_SAVE)
 
     def _stage(self, tree: Tree, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
         """Copy into the buffers. From CUDA that goes on beside the next forward and backward pass."""
