@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -69,7 +70,7 @@ def bring(agent: Agent, here: Path, **given: Any) -> list[transfer.Fetched]:
     limits = {path: found[path]["size"] for path in difference.wanted}
     for one in transfer.fetch(agent, difference.wanted, incoming, limits, here=here, **given):
         transfer.place(here, one)
-        arrived.append(one)
+        arrived.append(replace(one, temp=incoming))
     transfer.remember(agent, here, known, arrived)
     return arrived
 

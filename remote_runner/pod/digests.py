@@ -10,6 +10,8 @@ Not here: who asks, and when a digest must be taken afresh (fileops.py, transfer
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import threading
 import time
@@ -97,7 +99,17 @@ class Digests:
                 return
             self._dirty = False
             with contextlib.suppress(OSError):
-                files.replace_json(self._root, layout.DIGESTS, self._known, durable=False)
+                files.replace(self._root, layout.DIGESTS, self._write, durable=False)
+
+    def _write(self, fd: int) -> None:
+        """One entry a line, some thousand at a time: the memory of 100,000 files is no reason to need much."""
+        before = "{"
+        entries = iter(self._known.items())
+        while some := list(itertools.islice(entries, 2000)):
+            lines = ",\n".join(f"{json.dumps(path)}:{json.dumps(entry)}" for path, entry in some)
+            files.write_all(fd, f"{before}\n{lines}".encode())
+            before = ","
+        files.write_all(fd, b"{}\n" if before == "{" else b"\n}\n")
 
 
 def _settled(info: os.stat_result, now_ns: int) -> bool:

@@ -268,10 +268,10 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def replace_json(root: str, path: str, value: Any, durable: bool = True) -> None:
-    """Replace a JSON file in one step; a durable one is written for people, one entry a line."""
-    text = json.dumps(value, indent=1 if durable else None, sort_keys=durable, ensure_ascii=False).encode() + b"\n"
-    replace(root, path, lambda fd: write_all(fd, text), durable=durable)
+def replace_json(root: str, path: str, value: Any) -> None:
+    """Replace a small JSON file in one step, durable."""
+    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+    replace(root, path, lambda fd: write_all(fd, text))
 
 
 def read_json(root: str, path: str) -> Any:

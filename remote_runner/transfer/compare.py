@@ -89,20 +89,16 @@ def compare(
 def remember(agent: Agent, root: Path, known: digests.Digests, arrived: list[Fetched]) -> None:
     """Keep the digests of files that were placed, here and on the pod, so that the next comparison reads nothing."""
     now_ns = time.time_ns()
-    rows = []
     for one in arrived:
-        try:
+        with contextlib.suppress(OSError):
             info = files.stat(str(root), one.path)
-        except OSError:
-            continue
-        if (info.st_size, info.st_mtime_ns) == (one.size, one.mtime_ns):
-            known.put(one.path, digests.stamp_of(info), one.sha256, now_ns, ours=True)
-        if one.stamp:
-            rows.append([one.path, one.sha256, *one.stamp, now_ns, True])
+            if (info.st_size, info.st_mtime_ns) == (one.size, one.mtime_ns):
+                known.put(one.path, digests.stamp_of(info), one.sha256, now_ns, ours=True)
     known.save()
     with contextlib.suppress(LinkLost, Denied, RunnerError):  # a memory, no more
-        for part in (rows[at : at + HASH_AT_ONCE] for at in range(0, len(rows), HASH_AT_ONCE)):
-            agent.ask("remember", files=part)
+        for at in range(0, len(arrived), HASH_AT_ONCE):
+            some = [one for one in arrived[at : at + HASH_AT_ONCE] if one.stamp]
+            agent.ask("remember", files=[[one.path, one.sha256, *one.stamp, now_ns, True] for one in some])
 
 
 def _candidates(root: Path, found: dict[str, Any], here: dict[str, int]) -> dict[tuple[int, int], str]:

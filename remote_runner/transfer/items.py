@@ -19,7 +19,7 @@ from remote_runner.pod import digests, files
 PACKED_BYTES = 4 << 20  # smaller files travel whole, many to a request
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
     """One file to be sent."""
 
@@ -32,7 +32,7 @@ class Item:
     durable: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
     """One file that arrived, not yet under its name."""
 
