@@ -83,7 +83,7 @@ def until_end(run: Running, view: View) -> dict[str, Any]:
             if part:
                 view.log(printable(part.decode("utf-8", "replace")))
             if not (isinstance(status, dict) and status.get("exit")):
-                run.backups.tick(run.link)
+                run.backups.begin(run.link)
 
     while True:
         seen = run.link.use(watch, run.give_up_at())

@@ -57,8 +57,19 @@ class Link:
         return self._agent
 
     def second(self) -> Agent:
-        """One more program over the same connection, for work beside the first; the caller closes it."""
-        return Agent(self.agent().pod, self.root)
+        """One more program over the same connection, for work beside the first; the caller closes it.
+
+        Raises:
+            LinkLost: there is no connection just now. It is not for work beside to make one.
+        """
+        first = self._agent
+        if first is None:
+            raise LinkLost(f"{self.endpoint}: no contact just now")
+        return Agent(first.pod, self.root)
+
+    @property
+    def connected(self) -> bool:
+        return self._agent is not None
 
     def use(self, action: Callable[[Agent], T], give_up_at: Callable[[], float]) -> T:
         """Do something with a live program; again, with growing pauses, while the link is lost.

@@ -5,9 +5,10 @@ Not here: how one is made (backup.py).
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from remote_runner import backup
@@ -22,10 +23,16 @@ from remote_runner.vault import Place
 
 AGAIN_S = 60.0  # after a failure, where the interval is longer
 LAST_ONE_S = 600.0
+LOOK_EVERY_S = 0.2
+MOST_LINES = 10  # of skips at once; after a long sleep they are only counted
 
 
 class Regular:
-    """A due backup is skipped while another is under way; each skip and each failure is one line."""
+    """Backups by the clock, in a thread of their own: nothing that the following waits for delays one.
+
+    One that is due while another is under way is skipped; each skip and each failure is one line. While the link is
+    lost a due one waits for it.
+    """
 
     def __init__(
         self,
@@ -38,50 +45,69 @@ class Regular:
     ) -> None:
         self.place, self.every_s = place, every_s
         self._spool, self._outputs, self._attempt, self._tell = spool, outputs, attempt, tell
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="backup")
-        self._under_way: Future[Backup] | None = None
         self._due_s = time.monotonic() + every_s
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
         self.last: Backup | None = None
         self.made = 0
 
-    def tick(self, link: Link) -> None:
-        """Start one when it is due; take in the result of one that is done."""
-        if self._under_way is not None and self._under_way.done():
-            self._take(self._under_way)
-            self._under_way = None
-        if time.monotonic() < self._due_s:
-            return
-        self._due_s = time.monotonic() + self.every_s
-        if self._under_way is not None:
-            self._tell("backup skipped: the one before is still under way")
-            return
-        self._under_way = self._pool.submit(self._make, link)
+    def begin(self, link: Link) -> None:
+        """Start, once; the interval counts from when this was made."""
+        if self._thread is None and math.isfinite(self.every_s):
+            self._thread = threading.Thread(target=self._run, args=(link,), name="backup", daemon=True)
+            self._thread.start()
 
-    def _make(self, link: Link) -> Backup:
-        with link.second() as agent:
-            return self._one(agent)
+    def _run(self, link: Link) -> None:
+        while not self._stop.wait(max(0.0, self._due_s - time.monotonic())):
+            if not link.connected:
+                self._stop.wait(LOOK_EVERY_S)
+                continue
+            began_s = time.monotonic()
+            worked = self._try(link)
+            now_s = time.monotonic()
+            # what fell due before this one began was missed asleep or without a link; one makes up for all of them
+            self._due_s = max(self._due_s, began_s) + self.every_s
+            self._skip(now_s)
+            if not worked:
+                self._due_s = min(self._due_s, now_s + AGAIN_S)
 
-    def _one(self, agent: Agent) -> Backup:
-        source = OnPod(agent, self._outputs, self.place.name)
-        return backup.make(source, self.place, self._spool, self._attempt, self.last)
-
-    def _take(self, done: Future[Backup]) -> None:
+    def _try(self, link: Link) -> bool:
         try:
-            made = done.result()
-        except (OSError, LinkLost, RunnerError, Denied) as e:
-            self._due_s = min(self._due_s, time.monotonic() + AGAIN_S)
-            wait_s = max(0.0, self._due_s - time.monotonic())
-            self._tell(f"backup failed: {e}; {self.standing()}; the next is due in {wait_s:.0f} s")
-            return
+            with link.second() as agent:
+                made = self._one(agent)
+        except LinkLost:
+            if not self._stop.is_set():
+                self._tell(f"a backup broke off with the link, the next follows when it is back; {self.standing()}")
+                self._stop.wait(LOOK_EVERY_S)  # whoever follows will notice too, and close it
+            return False
+        except (OSError, RunnerError, Denied) as e:
+            if not self._stop.is_set():
+                self._tell(f"backup failed: {e}; {self.standing()}")
+            return False
         first = self.last is None
         self._count(made)
         self._tell(f"backup {made.id}: {made.files} files, {made.new_bytes / 1e6:.2f} MB new, safe in the store")
         if first and made.took_s > self.every_s:
             self._tell(
                 f"the way to the store does not keep up: one backup took {show(made.took_s)}, one is due every "
-                f"{show(self.every_s)}; "
-                "let the pod push by itself (backup = { push = true }) or choose a longer interval"
+                f"{show(self.every_s)}; let the pod push by itself (backup = {{ push = true }}) "
+                "or choose a longer interval"
             )
+        return True
+
+    def _skip(self, now_s: float) -> None:
+        skipped = 0
+        while self._due_s <= now_s:
+            self._due_s += self.every_s
+            skipped += 1
+            if skipped <= MOST_LINES:
+                self._tell("backup skipped: the one before is still under way")
+        if skipped > MOST_LINES:
+            self._tell(f"{skipped} backups skipped in all")
+
+    def _one(self, agent: Agent) -> Backup:
+        source = OnPod(agent, self._outputs, self.place.name)
+        return backup.make(source, self.place, self._spool, self._attempt, self.last)
 
     def _count(self, made: Backup) -> None:
         self.last, self.made = made, self.made + 1
@@ -100,16 +126,14 @@ class Regular:
             BackupFailed: it did not get into the store.
             LinkLost: to be done again over a new connection.
         """
-        if (future := self._under_way) is not None:
-            self._under_way = None
-            try:
-                future.exception(timeout=LAST_ONE_S)
-                self._take(future)
-            except TimeoutError:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(LAST_ONE_S)
+            if self._thread.is_alive():
                 raise BackupFailed(
                     f"the backup under way did not end within {LAST_ONE_S:.0f} s; {self.standing()}",
                     fix="look at the store; the pod still has its files",
-                ) from None
+                )
         try:
             self._count(self._one(agent))
         except (OSError, Denied, NotStarted, Unverified) as e:
@@ -121,5 +145,5 @@ class Regular:
         return self.last
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._stop.set()
         self.place.store.close()
