@@ -66,7 +66,7 @@ def start(root, *words, point="none", count=0, number="TERM", env=None):
 def live(root, *words, **options):
     """One life of the trainer: (exit code, what it said)."""
     process = start(root, *words, **options)
-    process.join(timeout=200)
+    process.join(timeout=600)  # compiling takes a while where cores are shared
     assert process.exitcode is not None, "it never ended"
     return process.exitcode, (root / "said.log").read_text()
 
@@ -251,6 +251,7 @@ def test_a_resume_with_other_mathematics_is_refused_by_name(straight, tmp_path, 
     assert ending(root) == before
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_runs_are_equal_too(tmp_path):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
