@@ -1,7 +1,9 @@
 """What became of a run, from its status and from what lives now; the status itself is never repaired.
 
-running    its supervisor lives                 ended      there is an exit record
-restarted  the container or machine began anew  gone       the supervisor was killed, the machine was not
+    running    its supervisor or its keeper lives    ended   there is an exit record
+    restarted  the container or machine began anew   gone    both were killed, the machine was not
+
+Not here: who writes the status (supervise.py, keep.py).
 """
 
 from __future__ import annotations
@@ -17,6 +19,12 @@ def supervisor_lives(status: Dict[str, Any]) -> bool:
     return procs.alive(who.get("pid"), who.get("start"))
 
 
+def keeper_lives(status: Dict[str, Any]) -> bool:
+    """Whether its keeper does; after the supervisor's death it starts another or writes the exit record."""
+    who = status.get("supervisor") or {}
+    return procs.alive(who.get("keeper"), who.get("keeper_start"))
+
+
 def of(status: Any) -> Dict[str, Any]:
     """`fate`, and for a restart `since_unix_s`, when the machine or container began anew."""
     if not isinstance(status, dict):
@@ -27,4 +35,4 @@ def of(status: Any) -> Dict[str, Any]:
     # looked at first: after a restart another process may have the supervisor's pid and even its start
     if isinstance(boot, dict) and boot != now:
         return {"fate": "restarted", "since_unix_s": procs.started_unix_s(1)}
-    return {"fate": "running" if supervisor_lives(status) else "gone"}
+    return {"fate": "running" if supervisor_lives(status) or keeper_lives(status) else "gone"}

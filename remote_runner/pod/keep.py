@@ -88,7 +88,7 @@ def _may_succeed(root: str, job: Dict[str, Any], status: Dict[str, Any]) -> bool
 
 
 def _conclude(root: str, job: Dict[str, Any], last: Dict[str, Any], code: int) -> None:
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    how = workload.signal_name(-code) if code < 0 else f"exit code {code}"
     evidence = f"the supervisor (pid {last['supervisor']['pid']}) ended by {how}; its keeper ended the workload"
     ended = workload.ended("supervisor-lost", evidence)
     ended["ended_unix_s"] = time.time()

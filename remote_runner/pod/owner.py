@@ -79,8 +79,8 @@ def environment() -> Dict[str, str]:
     found = dict(os.environ)
     with contextlib.suppress(OSError), open("/etc/rp_environment", encoding="utf-8", errors="replace") as f:
         found.update(_EXPORT.findall(f.read()))
-    with contextlib.suppress(OSError), open("/proc/1/environ", "rb") as f1:
-        pairs = (row.decode("utf-8", "replace").partition("=") for row in f1.read().split(b"\0"))
+    with contextlib.suppress(OSError), open("/proc/1/environ", "rb") as raw:
+        pairs = (row.decode("utf-8", "replace").partition("=") for row in raw.read().split(b"\0"))
         found.update({name: value for name, _, value in pairs if name})
     return found
 

@@ -8,25 +8,22 @@ It runs below a keeper (keep.py) that outlives it, and both hold the root's lock
 The workload leads its own group: a pause goes to its leader alone, the kill at the end to the whole tree.
 
 Not here: when the deadline is (deadline.py), how a pause is asked (pausing.py), what a program's end means
-(workload.py), memory and disk (health.py), its files (status.py).
+(workload.py), memory, disk and clock (vitals.py), its files (status.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
 import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
 from remote_runner.pod import deadline, durable, files, foreign, health, layout, pausing, procs, tree, workload
 from remote_runner.pod.status import Progress, Status, utc
+from remote_runner.pod.vitals import LOOK_S, Vitals
+from remote_runner.pod.waking import Waking
 
-_PAUSE_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESTARTED = ("failed", "killed", "out-of-memory")
-LOOK_S = 1.0
 
 
 class Supervisor:
@@ -41,25 +38,11 @@ class Supervisor:
         self.restarts = int(before.get("restarts") or 0) if self.succeeds else 0
         self.pause: Optional[pausing.Pause] = None
         self.killed: Dict[str, Any] = {}  # why we killed, with figures
-        self.disk = health.Disk(root, job["outputs"])
-        self._looked_s = float("-inf")
-        self._warned = False
-        self._kept = True
-        self._keeper = os.getppid()
-        self._signalled: List[int] = []
-        self._wake = self._take_signals()
+        self.waking = Waking()
         self.status = Status(root, self.name, **self._first_status(before))
+        self.vitals = Vitals(root, job, self.status, self._deadline_fields)
+        self._looked_s = float("-inf")
         self._tell_the_past(before)
-
-    def _take_signals(self) -> int:
-        wake, wake_in = os.pipe()
-        os.set_blocking(wake, False)
-        os.set_blocking(wake_in, False)
-        signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
-        for number in _PAUSE_SIGNALS:
-            signal.signal(number, lambda signum, _frame: self._signalled.append(signum))
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # only wakes us
-        return wake
 
     def _first_status(self, before: Dict[str, Any]) -> Dict[str, Any]:
         while self.progress.read():
@@ -73,7 +56,8 @@ class Supervisor:
             "supervisor": {
                 "pid": os.getpid(),
                 "start": procs.start_ticks(os.getpid()),
-                "keeper": self._keeper,
+                "keeper": os.getppid(),
+                "keeper_start": procs.start_ticks(os.getppid()),
             },
             "boot": procs.boot(),
             "pid": None,
@@ -213,54 +197,20 @@ class Supervisor:
             self._kill(child.pid, self.pause.cause, f"no pause within {self.pause.grace_s:.0f} s")
 
     def _look(self, leader: int, now_s: float) -> None:
-        """Once a second: progress, memory, disk, the clock, the keeper."""
+        """Once a second: progress, orphans, and all that vitals.py watches."""
         if self.progress.read():
             self.status.fields["progress"] = self.progress.last
         tree.reap(but=leader)
-        limit_mb = self.job.get("memory_limit_mb")
-        if limit_mb or self.status.due():
-            used_mb = health.tree_mb(leader)
-            self.status.fields["memory_mb"] = round(used_mb, 1)
-            if limit_mb and used_mb > limit_mb:
-                self._kill(leader, "memory", f"the tree held {used_mb:.0f} MB, the limit is {limit_mb} MB")
-        self._look_at_disk(now_s)
-        self._look_at_clock()
-        if self._kept and os.getppid() != self._keeper:
-            self._kept = False
-            self.status.event("keeper gone", pid=self._keeper)
+        demand = self.vitals.look(leader, now_s)
+        if demand is not None and demand.kill:
+            self._kill(leader, demand.cause, demand.evidence)
+        elif demand is not None and self.pause is None:
+            self._begin_pause(demand.cause, now_s, None, demand.evidence)
         self.status.beat()
 
-    def _look_at_disk(self, now_s: float) -> None:
-        room = self.disk.room(now_s)
-        if room is None:
-            return
-        self.status.fields["disk_free_mb"] = round(room.free_bytes / 1e6)
-        if room.verdict and not self._warned:
-            self.status.event("disk", free_bytes=room.free_bytes, largest_bytes=room.largest_bytes)
-            self.status.fields["warning"] = f"the disk is about to fill: {room}"
-        self._warned = bool(room.verdict)
-        if not room.verdict:
-            self.status.fields.pop("warning", None)
-        if room.verdict == "pause" and self.pause is None:
-            self._begin_pause("disk", now_s, None)
-            self.status.event("pausing for the disk", room=str(room))
-
-    def _look_at_clock(self) -> None:
-        """Show the deadline by the wall clock as it goes now, and tell when somebody set that."""
-        shown, now = self.status.fields["deadline"], self._deadline_fields()
-        step_s = now["unix_s"] - shown["unix_s"]
-        if abs(step_s) > deadline.STEP_S:
-            shown.update(now)
-            self.status.update()
-            self.status.event("clock stepped", by_s=round(step_s, 1), deadline=now["at"])
-        elif abs((now["unix_s"] - now["pause_unix_s"]) - (shown["unix_s"] - shown["pause_unix_s"])) > 0.1:
-            shown.update(pause_unix_s=shown["unix_s"] - self._reserve_s())  # a longer save was seen
-        shown["elapsed_s"] = now["elapsed_s"]
-
     def _take_request(self, now_s: float) -> None:
-        if not self._signalled:
+        if not self.waking.asked():
             return
-        self._signalled.clear()
         request = files.read_json(self.root, layout.REQUEST) or {}
         mine = request.get("attempt") == self.job["attempt"]
         grace_s = request.get("grace_s") if mine else None
@@ -270,10 +220,10 @@ class Supervisor:
         elif grace_s is not None and self.pause.until_s is None:
             self.pause.bound(now_s, float(grace_s))
 
-    def _begin_pause(self, cause: str, now_s: float, grace_s: Optional[float]) -> None:
+    def _begin_pause(self, cause: str, now_s: float, grace_s: Optional[float], why: str = "") -> None:
         self.pause = pausing.Pause(self.root, self.job, cause, now_s, grace_s)
         self.status.update(state="pausing", pause={"cause": cause, "unix_s": time.time()})
-        self.status.event("pausing", cause=cause)
+        self.status.event("pausing", cause=cause, why=why)
 
     def _kill(self, leader: int, cause: str, evidence: str) -> None:
         if not self.killed:
@@ -291,10 +241,7 @@ class Supervisor:
         due = [LOOK_S, left_s - self._reserve_s(), left_s]
         if self.pause is not None and self.pause.until_s is not None:
             due.append(self.pause.until_s - self.deadline.clocks.steady())
-        select.select([self._wake], [], [], max(0.02, min([d for d in due if d > 0] or [0.02])))
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._wake, 512):
-                pass
+        self.waking.wait(due)
 
 
 def main(root: str) -> int:

@@ -266,7 +266,7 @@ while not asked and os.statvfs(".").f_bavail * os.statvfs(".").f_frsize > 2e6:
             wait_for(lambda: here.events("disk"), "the warning")
             ended = here.end()
             assert (ended["cause"], ended["code"]) == ("disk", 75)
-            assert "MB free" in here.events("pausing for the disk")[0]["room"]
+            assert "MB free" in here.events("pausing")[0]["why"]
             assert "about to fill" in here.status()["warning"]
     finally:
         subprocess.run(["umount", "-l", tmp_path / "disk"], check=True)

@@ -16,6 +16,7 @@ from projects import Project
 
 from remote_runner import deadline_test, plan
 from remote_runner.access import Access
+from remote_runner.checkpoint import header
 
 LONG = {"steps": 100_000, "step_s": 0.05}
 
@@ -64,6 +65,24 @@ def test_a_killed_supervisor_is_no_restarted_container(project: Project, pod: Te
     assert done.returncode == 1
     assert project.report()["cause"] == "lost"
     assert "was killed" in str(project.report()["evidence"])
+
+
+def test_a_killed_supervisor_is_told_and_the_run_can_be_resumed(project: Project, pod: TestPod) -> None:
+    """The controller that follows sees the keeper's record; the resumed run ends like one never touched."""
+    values = {"steps": 60, "log_every": 7}
+    assert project.run(project.on(pod, project.config("straight", **values))).returncode == 0
+    expected = header.describe(project.root / "artifacts/straight/toy-training.safetensors")["root"]
+    config = project.config(step_s=0.05, **values)
+    running = project.start(project.on(pod, config))
+    wait_for((pod.root / "artifacts/toy/toy-training.safetensors").exists, "the first snapshot")
+    kill(pod, "supervise")
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == 1, out
+    assert project.report()["cause"] == "supervisor-lost"
+    assert not [argv for argv in pod.commands().values() if "train.py" in argv or "keep" in argv]
+    done = project.run(project.on(pod, config, "--resume"))
+    assert done.returncode == 0, done.stderr
+    assert header.describe(project.root / "artifacts/toy/toy-training.safetensors")["root"] == expected
 
 
 @pytest.mark.skipif(not NAMESPACED, reason="needs root: a pid namespace is the container")

@@ -37,6 +37,7 @@ KILL = {"cause": "deadline", "evidence": "killed by us: late"}
         (137, {}, "", "oom_kill 0 -> 1", "out-of-memory"),
         (137, {}, "", "", "failed"),
         (-9, {}, "", "", "killed"),
+        (-40, {}, "", "", "killed"),  # a real-time signal, which has no name
         (-15, {}, "", "oom_kill 0 -> 1", "killed"),
         (1, {}, "", "", "failed"),
         (65, {}, "paused", "", "non-finite"),
