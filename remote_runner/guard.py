@@ -42,6 +42,9 @@ def hold(pod: Pod, plan: Plan, facts: Facts, tell: Callable[[str], None]) -> Age
         tell(f"going on although this runs there, as asked: {_show(process)}")
     for line in answer.get("gpu") or []:
         tell(f"the GPU is in use there: {printable(str(line))}")
+    ends = {options.on_success, options.on_failure} - {"keep"}
+    if ends and not answer.get("owner"):
+        tell(f"no provider's key is on the pod: it can't {' or '.join(sorted(ends))} itself, and goes on being billed")
     if isinstance(died := answer.get("died"), dict):
         tell(_died(died))
     return agent

@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from remote_runner.pod import fate, files, layout, lock, procs, trainers
+from remote_runner.pod import fate, files, layout, lock, owner, procs, trainers
 from remote_runner.pod.session import Refusal
 
 
@@ -23,7 +23,7 @@ def take(root: str, lease: Dict[str, Any], match: Any, ignore_running: bool) -> 
 
     Returns:
         `fd`: the lock. `running`: trainers that were passed over. `gpu`: who uses the GPU. `died`: the last job
-        here, when it has left no exit record.
+        here, when it has left no exit record. `owner`: the provider through which the machine can stop itself.
 
     Raises:
         Refusal: held, running, or nobody can tell.
@@ -40,7 +40,9 @@ def take(root: str, lease: Dict[str, Any], match: Any, ignore_running: bool) -> 
             running = []
         if running and not ignore_running:
             raise Refusal("running", processes=running)
-        return {"fd": fd, "running": running, "gpu": trainers.gpu_use(), "died": _died(root)}
+        who = owner.find()
+        found = {"running": running, "gpu": trainers.gpu_use(), "died": _died(root)}
+        return {"fd": fd, "owner": who.kind if who else "", **found}
     except BaseException:
         os.close(fd)
         raise

@@ -117,6 +117,7 @@ def test_without_a_key_it_says_so(project: Project, pod: TestPod) -> None:
     done = project.run(project.on(pod, project.config(), "--on-success", "stop", "--price", "0.5"))
     assert done.returncode == 0, done.stderr
     assert "can't stop itself, no provider's key is on it" in done.stderr.strip().splitlines()[-1]
+    assert "no provider's key is on the pod: it can't stop itself" in done.stderr  # said at the start already
     wait_for(lambda: pod_end(pod), "the pod's word", 20)
     assert pod_end(pod)["action"] == "keep"
     assert pod_end(pod)["costs_usd_a_day"] == 12.0
