@@ -293,7 +293,7 @@ def _data(channel: Conversation, path: str, most: int) -> Iterator[bytes | dict[
         if "data" not in message[0]:
             yield message[0]
             return
-        block = piece(message, channel.where)
+        block = piece(message, f"{path} from {channel.where}")
         most -= len(block)
         if most < 0:
             raise Unverified(f"{path}: the pod sends more than could be", fix="do not trust this pod")
