@@ -85,7 +85,12 @@ class Batches:
         # mid-epoch moves no other random state.
         self._generator.manual_seed(mixed_seed(self.seed, "workers", self.epoch))
         before = set(multiprocessing.active_children())
-        items = iter(loader if loader is not None else self)
+        # Workers begin with the signals blocked: until one has come to ignore them, they would end it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+        try:
+            items = iter(loader if loader is not None else self)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _workers.update(set(multiprocessing.active_children()) - before)
         for item in items:
             self.batch += 1
@@ -121,16 +126,19 @@ def mixed_seed(seed: int, *parts: object) -> int:
 
 
 _workers: set[Any] = set()
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def _ignore_signals(_: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
 
 
 @atexit.register
 def _end_workers() -> None:
     """At exit multiprocessing sends its daemons SIGTERM and waits; ours ignore that, so they are ended before."""
-    for worker in _workers:
-        if worker.is_alive():
-            worker.kill()
+    alive = [worker for worker in _workers if worker.is_alive()]
+    if alive:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise for each of them
+    for worker in alive:
+        worker.kill()

@@ -108,6 +108,7 @@ def test_workers_ignore_pause_signals_and_never_hold_up_the_exit(word, rest, cod
     argv = [sys.executable, "-c", WORKERS, word]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert (done.returncode, done.stdout.split()) == (code, ["2", str(rest), "False"]), done.stderr
+    assert done.stderr == ""
 
 
 PAUSING = """
