@@ -20,7 +20,8 @@ _honest = Wire.send
 
 
 def _flip(self, header, payload=b""):
-    if len(payload) > 100:
+    plain = zlib.decompress(payload) if header.get("z") else payload
+    if b"padding" in plain:  # the one file's content, compressed or not
         payload = payload[:-1] + bytes([payload[-1] ^ 1])
     _honest(self, header, payload)
 
