@@ -35,6 +35,8 @@ def check(config: Path, name: str | None) -> list[str]:
         f"pause:    {_pause(settings.pause)}",
         f"sent:     {len(code.items)} files, {code.size / 1e6:.2f} MB",
     ]
+    if settings.secrets:
+        lines.append(f"secrets:  {', '.join(settings.secrets)} (found)")
     if code.skipped:
         lines.append(f"stays:    {', '.join(code.skipped[:10])}{' …' if len(code.skipped) > 10 else ''}")
     lines.append(f"next:     remote-run HOST:PORT {plan.config} --max-hours 2 --dry-run")

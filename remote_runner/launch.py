@@ -31,6 +31,7 @@ def job(plan: Plan) -> dict[str, Any]:
         "requirements": requirements,
         "editable": editable,
         "probe": settings.probe,
+        "progress_regex": settings.progress_regex,
         "setup": None if own_python or not settings.setup else plan.words(settings.setup),
         "env": plan.env,
         "inherit_pod_env": settings.inherit_pod_env,
@@ -83,7 +84,7 @@ def start(agent: Agent, plan: Plan, record: dict[str, Any]) -> dict[str, Any]:
     """
     _send_record(agent, plan, record)
     try:
-        status: dict[str, Any] = field(agent.ask("launch", job=job(plan)), "status", dict)
+        status: dict[str, Any] = field(agent.ask("launch", job=job(plan), secrets=plan.secrets), "status", dict)
     except Denied as e:
         raise NotStarted(f"the supervisor did not start: {e}", fix="look at .remote-run/supervisor.log there") from None
     deadline = status.get("deadline") or {}

@@ -114,7 +114,7 @@ def _launch(plan: Plan, fd: int) -> dict[str, Any]:
         files.replace(str(plan.root), f"{layout.OWN}/{app.name}", lambda out: files.write_all(out, app.content))
     job = {**launching.job(plan), "python": plan.options.python or sys.executable, "setup": None, **AT_HOME}
     try:
-        return launch.launch(str(plan.root), job, fd, str(path))
+        return launch.launch(str(plan.root), job, fd, str(path), plan.secrets)
     except OSError as e:
         raise NotStarted(f"the supervisor did not start: {e}", fix=f"look at {layout.SUPERVISOR_LOG}") from None
 

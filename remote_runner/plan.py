@@ -10,10 +10,11 @@ import secrets
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from remote_runner import limits, record
+from remote_runner import secrets as secret_values
 from remote_runner import settings as settings_file
 from remote_runner.errors import UsageFault
 from remote_runner.pod import files, layout
@@ -65,6 +66,7 @@ class Plan:
     settings: Settings
     options: Options
     env: dict[str, str]
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # never written, shown, or put into a command
 
     @property
     def project(self) -> str:
@@ -113,6 +115,7 @@ def make(config: Path, name: str | None, options: Options) -> Plan:
     env = {**found.env, **{k: os.environ[k] for k in SENT_ENVIRONMENT if k in os.environ}}
     attempt = time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(4)
     plan = Plan(root=root, name=name, config=relative, attempt=attempt, settings=found, options=options, env=env)
+    plan.secrets.update(secret_values.collect(root, found.secrets, found.secrets_command))
     if found.check:
         _check(plan, plan.words(found.check))
     if not options.resume and not options.fresh:

@@ -5,6 +5,7 @@ Not here: where they stand and how tables override each other (settings.py).
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 from dataclasses import dataclass, field
@@ -49,6 +50,17 @@ def _way_to_pause(value: str) -> str:
     raise ValueError(f'{value!r} is no way to pause: "contract", "none", or a signal\'s name such as "SIGTERM"')
 
 
+def _pattern(value: str) -> str:
+    try:
+        groups = re.compile(value).groupindex
+    except re.error as e:
+        raise ValueError(f"{value!r} is no regular expression: {e}") from None
+    if "step" not in groups:
+        raise ValueError(f"{value!r} has no group (?P<step>…)")
+    return value
+
+
+Patterns = Annotated[list[Annotated[str, AfterValidator(_pattern)]], BeforeValidator(_listed)]
 Command = Annotated[list[str], BeforeValidator(_words)]
 Pause = Annotated[str, AfterValidator(_way_to_pause)]
 
@@ -102,6 +114,9 @@ class Settings:
     probe: Annotated[list[str], BeforeValidator(_listed)] = field(default_factory=list)  # modules that it must import
     setup: Command | None = None  # after the environment
     env: dict[str, str] = field(default_factory=dict)
+    secrets: Annotated[list[str], BeforeValidator(_listed)] = field(default_factory=list)  # names; see secrets.py
+    secrets_command: Command | None = None  # run here; prints NAME=value lines
+    progress_regex: Patterns = field(default_factory=list)  # with groups step, total, epoch, loss; default: the usual
     inherit_pod_env: bool = True  # the variables of the container's first process
     memory_limit_mb: Annotated[int, Field(gt=0)] | None = None
     restarts: Annotated[int, Field(ge=0)] = 0  # how often a crash is resumed on the pod, each time from further on

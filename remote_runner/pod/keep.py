@@ -12,6 +12,7 @@ Not here: the pod's own end after the run (ends.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -29,8 +30,9 @@ def main(root: str, lock_fd: int) -> int:
     """Keep a supervisor for the job that lies in the root, to the job's end."""
     tree.become_subreaper()
     job = files.read_json(root, layout.JOB)
+    secrets = sys.stdin.buffer.read()  # in our memory alone, for a successor too
     while True:
-        code = _supervise(root, lock_fd, job["zipapp"])
+        code = _supervise(root, lock_fd, job["zipapp"], secrets)
         status = files.read_json(root, layout.status(job["name"])) or {}
         if status.get("attempt") == job["attempt"] and status.get("exit"):
             break
@@ -51,7 +53,7 @@ def main(root: str, lock_fd: int) -> int:
     return 0
 
 
-def _supervise(root: str, lock_fd: int, zipapp: str) -> int:
+def _supervise(root: str, lock_fd: int, zipapp: str, secrets: bytes) -> int:
     """Run one supervisor; its end as a process gives it, minus the number of a signal."""
     child: Optional[subprocess.Popen[bytes]] = None
     early: List[int] = []
@@ -66,8 +68,12 @@ def _supervise(root: str, lock_fd: int, zipapp: str) -> int:
         signal.signal(number, forward)
     child = subprocess.Popen(
         [sys.executable, zipapp, "supervise", root],
+        stdin=subprocess.PIPE,
         pass_fds=(lock_fd,),  # killed alone, we must not free the lock of a job that goes on
     )
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError), child.stdin as f:
+        f.write(secrets)
     for missed in early:
         tree.send(child.pid, missed)
     return child.wait()

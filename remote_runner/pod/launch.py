@@ -6,11 +6,12 @@ but the lock.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from remote_runner.pod import fate, files, foreign, layout, lock, prepare
 
@@ -22,11 +23,14 @@ def zipapp() -> str:
     return os.path.abspath(sys.argv[0])
 
 
-def launch(root: str, job: Dict[str, Any], lock_fd: int, app: str = "") -> Dict[str, Any]:
+def launch(
+    root: str, job: Dict[str, Any], lock_fd: int, app: str = "", secrets: Optional[Dict[str, str]] = None
+) -> Dict[str, Any]:
     """Become two: this process goes on, the new one keeps the supervisor.
 
     Args:
         app: the zipapp; default: the one that runs.
+        secrets: variables of the workload that are written nowhere: they go through a pipe.
 
     Returns:
         The status as the supervisor wrote it: its pid and start, and the armed deadline.
@@ -37,9 +41,13 @@ def launch(root: str, job: Dict[str, Any], lock_fd: int, app: str = "") -> Dict[
     job = {**job, "zipapp": app or zipapp(), "base_python": sys.executable, "project_setup": job.get("setup")}
     job["setup"] = prepare.command(root, job)
     files.replace_json(root, layout.JOB, job)
+    told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become_keeper(root, lock_fd, job["zipapp"])
+        _become_keeper(root, lock_fd, job["zipapp"], told)
+    os.close(told)
+    with os.fdopen(tell, "wb") as f:
+        f.write(json.dumps(secrets or {}).encode())
     lock.write_lease(root, files.read_json(root, layout.LEASE) or {}, pid)
     give_up = time.monotonic() + ARMED_WITHIN_S
     while time.monotonic() < give_up:
@@ -52,16 +60,15 @@ def launch(root: str, job: Dict[str, Any], lock_fd: int, app: str = "") -> Dict[
     raise OSError(f"the supervisor did not start: {_tail(root)}")
 
 
-def _become_keeper(root: str, lock_fd: int, app: str) -> None:
+def _become_keeper(root: str, lock_fd: int, app: str, told: int) -> None:
     try:
         os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
         log = os.open(
             os.path.join(root, layout.SUPERVISOR_LOG),
             os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW,
             0o600,
         )
-        os.dup2(null, 0)
+        os.dup2(told, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
         for name in os.listdir("/dev/fd"):  # also the session's pipes that others left open

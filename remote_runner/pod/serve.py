@@ -38,7 +38,7 @@ def keep(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
 def start(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
     if session.lock_fd is None:
         raise Refusal("no-lock", detail="launch without hold")
-    status = launch.launch(session.root, ask["job"], session.lock_fd)
+    status = launch.launch(session.root, ask["job"], session.lock_fd, secrets=ask.get("secrets") or {})
     os.close(session.lock_fd)  # the supervisor has it now
     session.lock_fd = None
     return {"status": status}

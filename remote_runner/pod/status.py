@@ -86,9 +86,16 @@ class Progress:
         self.last: Dict[str, Any] = {}
         self.segment = 0  # the highest seen
         self.longest_save_s = 0.0
+        self._told = False
+
+    def from_log(self, row: Dict[str, Any]) -> None:
+        """A row that the workload's output showed; a trainer with metrics of its own knows better."""
+        if not self._offset:
+            self.last, self._told = row, True
 
     def read(self) -> bool:
         """Take what is new; whether anything was."""
+        told, self._told = self._told, False
         try:
             with open(self._path, "rb") as f:
                 if os.fstat(f.fileno()).st_size < self._offset:
@@ -96,13 +103,13 @@ class Progress:
                 f.seek(self._offset)
                 data = f.read(4 << 20)
         except OSError:
-            return False
+            return told
         self._offset += len(data)
         lines: List[bytes] = (self._torn + data).split(b"\n")
         self._torn = lines.pop()[-65536:]
         for line in lines:
             self._take(line)
-        return bool(lines)
+        return bool(lines) or told
 
     def _take(self, line: bytes) -> None:
         try:

@@ -13,8 +13,10 @@ Not here: when the deadline is (deadline.py), how a pause is asked (pausing.py),
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 import time
 from typing import Any, Dict, List, Optional
 
@@ -156,7 +158,7 @@ class Supervisor:
         kills = health.oom_kills()
         try:
             words = workload.argv(self.root, self.job, words)
-            child = workload.start(self.root, self.job, words, self.status.fields["segment"])
+            child = workload.start(self.root, self.job, words, self.status.fields["segment"], self.progress.from_log)
         except workload.CannotStart as e:
             return workload.ended("failed", str(e), 127)
         state, began_s = "setup" if kind == "setup" else "running", self.deadline.clocks.steady()
@@ -166,6 +168,7 @@ class Supervisor:
             self._watch(child, kind, began_s)
             self._sleep()
         self._end_tree(child.pid)
+        workload.drain(child.pid)
         tree.reap()
         cause = self.pause.cause if self.pause is not None else ""
         self.progress.read()
@@ -250,5 +253,6 @@ def main(root: str) -> int:
     job = files.read_json(root, layout.JOB)
     if not isinstance(job, dict):
         raise SystemExit(f"{root}/{layout.JOB}: no job there")
+    job["secrets"] = json.loads(sys.stdin.buffer.read() or b"{}")
     Supervisor(root, job).run()
     return 0

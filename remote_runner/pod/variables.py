@@ -57,6 +57,7 @@ def of_workload(root: str, job: Dict[str, Any], segment: int, python: str) -> Di
     env["PATH"] = path(os.path.dirname(python))
     env.update(_defaults(root, job, {**env, **job["env"]}))
     env.update(job["env"])
+    env.update(job.get("secrets") or {})
     env["PYTHONPATH"] = os.pathsep.join([job["zipapp"], *filter(None, [job["env"].get("PYTHONPATH")])])
     env["PYTHONUNBUFFERED"] = "1"
     env["REMOTE_RUN_ID"] = job["attempt"]

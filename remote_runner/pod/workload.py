@@ -11,9 +11,9 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
-from remote_runner.pod import environment, files, foreign, layout, tree, variables
+from remote_runner.pod import environment, files, foreign, layout, talk, tree, variables
 from remote_runner.pod.status import utc
 
 PAUSED = 75
@@ -49,8 +49,20 @@ def argv(root: str, job: Dict[str, Any], words: List[str]) -> List[str]:
     return words
 
 
-def start(root: str, job: Dict[str, Any], words: List[str], segment: int) -> "subprocess.Popen[bytes]":
+_TALKS: Dict[int, talk.Talk] = {}  # of the programs that run now, by pid
+
+
+def start(
+    root: str,
+    job: Dict[str, Any],
+    words: List[str],
+    segment: int,
+    tell: Callable[[talk.Row], None] = lambda _row: None,
+) -> "subprocess.Popen[bytes]":
     """Start a program in the run's root.
+
+    Args:
+        tell: gets the progress that its output shows, where that is read (talk.py).
 
     Raises:
         CannotStart: with the reason, which stands in the run's log too.
@@ -60,22 +72,42 @@ def start(root: str, job: Dict[str, Any], words: List[str], segment: int) -> "su
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         _say(log, f"segment {segment}: {' '.join(words)}")
-        return subprocess.Popen(
-            words,
-            cwd=root,
-            env=variables.of_workload(root, job, segment, python(root, job)),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            preexec_fn=tree.die_with_parent,
-        )
+        secrets = job.get("secrets") or {}
+        reader = None
+        if secrets or job["pause"] != "contract":
+            reader = talk.Talk(os.dup(log), secrets, job.get("progress_regex") or (), tell)
+        try:
+            child = subprocess.Popen(
+                words,
+                cwd=root,
+                env=variables.of_workload(root, job, segment, python(root, job)),
+                stdin=subprocess.DEVNULL,
+                stdout=reader.sink if reader is not None else log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=tree.die_with_parent,
+            )
+        except BaseException:
+            if reader is not None:
+                reader.abandon()
+            raise
+        if reader is not None:
+            reader.begin()
+            _TALKS[child.pid] = reader
+        return child
     except OSError as e:
         why = f"can't start {words[0]}: {e.strerror}"
         _say(log, why)
         raise CannotStart(why) from None
     finally:
         os.close(log)
+
+
+def drain(pid: int) -> None:
+    """After a program's end: its last words are in the log."""
+    reader = _TALKS.pop(pid, None)
+    if reader is not None:
+        reader.finish()
 
 
 def _say(log: int, text: str) -> None:
