@@ -100,7 +100,7 @@ def make(source: Source, place: Place, spool: Path, attempt: str, last: Backup |
         heads = dict(last.heads) if last else _known_heads(place)
         foreign_heads = source.foreign()
         found, folders = source.listing()
-        job = _Job(source, place, spool, mark, sizes, heads)
+        job = _Job(source, place, spool, sizes, heads)
         entries = job.store(found)
         told = [{"path": e["path"], **job.heads[e["sha256"]]} for e in entries if e["sha256"] in job.heads]
         told += [{"path": p, **h} for p, h in foreign_heads.items() if foreign.same_content(p, h, entries)]
@@ -159,7 +159,6 @@ class _Job:
     source: Source
     place: Place
     spool: Path
-    mark: retention.Mark
     sizes: dict[str, int]  # blobs in the store
     heads: dict[str, dict[str, Any]]
     new_bytes: int = 0
@@ -194,7 +193,6 @@ class _Job:
                 self._keep(one)
                 one.temp.unlink(missing_ok=True)
                 entries.append(_entry(one.path, one.size, one.mode, one.sha256))
-                self.mark.beat()
         finally:
             shutil.rmtree(self.spool, ignore_errors=True)
         return entries
@@ -208,7 +206,6 @@ class _Job:
             return
         key = self.place.blob(one.sha256)
         self.place.store.put_file(key, one.temp)
-        self.mark.beat()
         if (is_now := self.place.store.digest(key)) != one.sha256:
             self.place.store.delete(key)
             raise Unverified(

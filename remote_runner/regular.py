@@ -23,6 +23,7 @@ from remote_runner.vault import Place
 
 AGAIN_S = 60.0  # after a failure, where the interval is longer
 LAST_ONE_S = 600.0
+CLOSE_S = 15.0
 LOOK_EVERY_S = 0.2
 MOST_LINES = 10  # of skips at once; after a long sleep they are only counted
 
@@ -145,5 +146,8 @@ class Regular:
         return self.last
 
     def close(self) -> None:
+        """Let the one under way end: what it leaves half done in the store would hold up others for a minute."""
         self._stop.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
         self.place.store.close()

@@ -28,38 +28,40 @@ from remote_runner.errors import Unverified
 from remote_runner.stores import StoreAway
 from remote_runner.vault import Place
 
-BEAT_S = 20.0
-DEAD_AFTER_S = 300.0  # by the store's clock
+BEAT_S = 10.0
+DEAD_AFTER_S = 60.0  # by the store's clock
 WAIT_S = 90.0  # a prune takes seconds
 
 
 class Mark:
-    """One token of ours in the store, put anew while we work."""
+    """One token of ours in the store, put anew by a thread of its own while we work."""
 
     def __init__(self, place: Place, kind: str) -> None:
         self._place, self._kind = place, kind
+        self._store = place.store.another()
         host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40]
         self.key = f"{place.top}{kind}/{host}-{os.getpid()}-{secrets.token_hex(6)}"
         self._stop = threading.Event()
-        self._lost = False
-        place.store.put(self.key, b"")
-        self._beat_s = time.monotonic()
+        self._lock = threading.Lock()
+        self._store.put(self.key, b"")
+        self._thread = threading.Thread(target=self._beat, name="mark", daemon=True)
+        self._thread.start()
 
-    def beat(self) -> None:
-        """Say that we live, when it is time to.
+    def _beat(self) -> None:
+        while not self._stop.wait(BEAT_S):
+            with contextlib.suppress(OSError):  # whoever works with the store will meet the same
+                self.hold()
+
+    def hold(self) -> None:
+        """Make sure that we are still seen, and go on being so.
 
         Raises:
             StoreAway: our token is gone: we were taken for dead, and what we saw may not hold any more.
         """
-        if time.monotonic() - self._beat_s >= BEAT_S:
-            self.hold()
-
-    def hold(self) -> None:
-        """Make sure that we are still seen, and go on being so."""
-        if self._place.store.has(self.key) is None:
-            raise StoreAway(f"{self.key}: gone; another process took this one for dead while it slept or hung")
-        self._place.store.put(self.key, b"")
-        self._beat_s = time.monotonic()
+        with self._lock:
+            if self._store.has(self.key) is None:
+                raise StoreAway(f"{self.key}: gone; another process took this one for dead while it slept or hung")
+            self._store.put(self.key, b"")
 
     def others(self, kind: str) -> list[str]:
         """Tokens of one kind that are not ours and not dead; the dead ones are removed."""
@@ -83,8 +85,11 @@ class Mark:
         raise StoreAway(f"{self.key}: put, and not listed")
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # the next one to look finds it dead
-            self._place.store.delete(self.key)
+        self._stop.set()
+        with self._lock, contextlib.suppress(OSError):  # the next one to look finds it dead
+            self._store.delete(self.key)
+        if self._store is not self._place.store:
+            self._store.close()
 
 
 @contextlib.contextmanager
@@ -179,13 +184,13 @@ def prune(place: Place, read: bool = False) -> tuple[list[str], int] | None:
             )
         doomed = [m for m in found if m not in stay]
         for manifest in doomed:
-            mark.beat()
+            mark.hold()
             place.store.delete(place.manifest(manifest["id"]))
         named = {e["sha256"] for m in [*stay, *vault.manifests(place, aside=True)] for e in m["files"]}
         unread = _unreadable(place, {m["id"] for m in found})
         orphans = [] if unread else [sha256 for sha256 in sizes if sha256 not in named]
         for sha256 in orphans:
-            mark.beat()
+            mark.hold()
             place.store.delete(place.blob(sha256))
         mark.hold()
         for below in (place.blobs, place.backups):  # not the marks: others put theirs while we work

@@ -85,6 +85,9 @@ class Store(Protocol):
             How many there were.
         """
 
+    def another(self) -> Store:
+        """The same store for another thread; itself where that is safe."""
+
     def close(self) -> None:
         """Let go of connections."""
 

@@ -96,6 +96,9 @@ class Directory:
             path.unlink(missing_ok=True)
         return len(doomed)
 
+    def another(self) -> Directory:
+        return self
+
     def close(self) -> None:
         pass
 

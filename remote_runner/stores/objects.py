@@ -257,5 +257,8 @@ class Objects:
         account = self._account
         return self._do(prefix, lambda: abort_uploads(account, self._key(prefix.rstrip("/")) + "/"))
 
+    def another(self) -> Objects:
+        return self
+
     def close(self) -> None:
         pass

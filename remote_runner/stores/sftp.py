@@ -63,6 +63,9 @@ class Sftp:
         self._sftp: paramiko.SFTPClient | None = None
         self._plain_rename = False
 
+    def another(self) -> Sftp:
+        return Sftp(self._endpoint, self._folder)
+
     def close(self) -> None:
         if self._pod is not None:
             self._pod.close()

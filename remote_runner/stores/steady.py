@@ -61,5 +61,9 @@ class Steady:
     def sweep(self, prefix: str) -> int:
         return self._again(lambda: self._inner.sweep(prefix))
 
+    def another(self) -> Store:
+        other = self._inner.another()
+        return self if other is self._inner else Steady(other, self._patience_s)
+
     def close(self) -> None:
         self._inner.close()
