@@ -86,8 +86,9 @@ def bring_home(
     known = digests.Digests(str(root))
     incoming = root / layout.OWN / "incoming" / name
     arrived: list[transfer.Fetched] = []
+    placed: set[str] = set()  # folders whose names are not durable yet
     try:
-        wanted = _differing(agent, root, found, home, known, incoming)
+        wanted = _differing(agent, root, found, home, known, incoming, placed)
         need_bytes = sum(sizes[p] for p in wanted)
         _announce(need_bytes, len(wanted), tell)
         _room(root, need_bytes - _begun_bytes(incoming))
@@ -95,14 +96,15 @@ def bring_home(
             began = time.monotonic()
             before = home.fetched_bytes
             for one in transfer.fetch(agent, wanted, incoming, {p: sizes[p] for p in wanted}, here=root):
-                _take(root, one, home)
-                arrived.append(replace(one, temp=incoming))  # of 100,000 files each path is memory
+                if _take(root, one, home, placed):
+                    arrived.append(replace(one, temp=incoming))  # of 100,000 files each path is memory
             _say_rate(home.fetched_bytes - before, time.monotonic() - began, tell)
             wanted = _changed_meanwhile(agent, wanted, home)
             if not wanted:
                 break
             tell(f"{len(wanted)} files were written to while they came; fetching them again ({attempt})")
     finally:
+        transfer.sync(root, placed)
         transfer.remember(agent, root, known, arrived)
     for folder in folders:
         root.joinpath(*files.parts(folder)).mkdir(parents=True, exist_ok=True)
@@ -142,16 +144,18 @@ def _changed_meanwhile(agent: Agent, paths: list[str], home: Home) -> list[str]:
     return found
 
 
-def _take(root: Path, one: transfer.Fetched, home: Home) -> None:
+def _take(root: Path, one: transfer.Fetched, home: Home, placed: set[str]) -> bool:
+    """Put a file in place, where its content proves itself; whether it did."""
     fault = _fault(one.temp, one.path)
     if fault:
         home.unverified[one.path] = fault
         one.temp.unlink()
-        return
-    transfer.place(root, one)
+        return False
+    transfer.place(root, one, folders=placed)
     home.manifest[one.path] = {"size": one.size, "sha256": one.sha256}
     home.fetched += 1
     home.fetched_bytes += one.size
+    return True
 
 
 def _fault(temp: Path, path: str) -> str:
@@ -167,7 +171,13 @@ def _fault(temp: Path, path: str) -> str:
 
 
 def _differing(
-    agent: Agent, root: Path, found: dict[str, dict[str, Any]], home: Home, known: digests.Digests, incoming: Path
+    agent: Agent,
+    root: Path,
+    found: dict[str, dict[str, Any]],
+    home: Home,
+    known: digests.Digests,
+    incoming: Path,
+    placed: set[str],
 ) -> list[str]:
     """Paths whose bytes are not here yet; those that are here under another name are put in place."""
     difference = transfer.compare(agent, root, found, known)
@@ -177,7 +187,7 @@ def _differing(
     ready = [transfer.adopt(root, source, path, found[path], incoming) for path, source in difference.linked.items()]
     for one in ready:
         if one is not None:
-            _take(root, one, home)
+            _take(root, one, home, placed)
     return [p for p in found if p not in home.manifest and p not in home.unverified]
 
 

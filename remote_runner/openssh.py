@@ -105,6 +105,7 @@ class Process:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(self._in, False)
+        self._closed = False
         self._stderr = bytearray()
         self._drain = threading.Thread(target=self._read_stderr, args=(self._process.stderr.fileno(),), daemon=True)
         self._drain.start()
@@ -116,7 +117,8 @@ class Process:
                 del self._stderr[:-_KEPT_STDERR_BYTES]
 
     def close(self) -> None:
-        """End it; twice is once."""
+        """End it; twice is once. Whoever is reading sees the end before the descriptor's number is free again."""
+        self._closed = True
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -133,6 +135,8 @@ class Process:
         """
         view = memoryview(data)
         while view:
+            if self._closed:
+                raise LinkLost(f"{self._where}: the data connection was closed")
             try:
                 view = view[os.write(self._in, view) :]
             except BlockingIOError:
@@ -147,6 +151,8 @@ class Process:
         Raises:
             LinkLost: nothing came for `timeout_s`.
         """
+        if self._closed:
+            raise LinkLost(f"{self._where}: the data connection was closed")
         try:
             if not select.select([self._out], [], [], timeout_s)[0]:
                 raise LinkLost(f"{self._where}: no answer for {timeout_s:.0f} s")

@@ -124,11 +124,13 @@ def ours(spec: dict[str, str]) -> dict[str, float]:
             difference = transfer.compare(agent, here, found, known)
             limits = {p: found[p]["size"] for p in difference.wanted}
             incoming, arrived = here / ".remote-run" / "incoming", []
+            folders: set[str] = set()
             for one in transfer.fetch(
                 agent, difference.wanted, incoming, limits, stop_at, here=here, channels=channels
             ):
-                transfer.place(here, one)
+                transfer.place(here, one, folders=folders)
                 arrived.append(one)
+            transfer.sync(here, folders)
             transfer.remember(agent, here, known, arrived)
     return {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
@@ -239,6 +241,20 @@ def table(found: list[Row]) -> Iterator[str]:
         )
 
 
+def _one_link(profile: wan.Profile, args: argparse.Namespace, found: list[Row]) -> None:
+    """All rows of one profile, appended as they are measured."""
+    with (
+        tempfile.TemporaryDirectory(prefix="wan-", dir="/dev/shm") as folder,
+        wan.running(profile, folder=Path(folder)) as lab,
+    ):
+        for work in args.work:
+            for way in args.way:
+                for row in rows(lab, work, way, args.mb or (1024 if args.full else 128), args.peer):
+                    found.append(row)
+                    said = f"{row.profile} {row.work} {row.way} {row.tool}: {row.seconds:.2f} s {row.note}"
+                    print(said, file=sys.stderr, flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true")
@@ -256,17 +272,11 @@ def main() -> int:
         print(f"no emulated link here: {why}", file=sys.stderr)
         return 1
     found: list[Row] = []
-    for name in args.profile or (list(wan.PROFILES) if args.full else ["lan", "A"]):
-        with (
-            tempfile.TemporaryDirectory(prefix="wan-", dir="/dev/shm") as folder,
-            wan.running(wan.PROFILES[name], folder=Path(folder)) as lab,
-        ):
-            for work in args.work:
-                for way in args.way:
-                    for row in rows(lab, work, way, args.mb or (1024 if args.full else 128), args.peer):
-                        found.append(row)
-                        print(f"{row.profile} {row.work} {row.way} {row.tool}: {row.seconds:.2f} s {row.note}",
-                              file=sys.stderr, flush=True)  # fmt: skip
+    try:
+        for name in args.profile or (list(wan.PROFILES) if args.full else ["lan", "A"]):
+            _one_link(wan.PROFILES[name], args, found)
+    except KeyboardInterrupt:
+        print("interrupted: what was measured until here", file=sys.stderr)
     absent = [t for t in args.peer if not shutil.which(t.split()[0]) and t not in ("paramiko", "fabric", "tar")]
     load = os.getloadavg()[1]
     print(f"{platform.platform()}, {os.cpu_count()} cores, load {load:.1f}; absent: {', '.join(absent) or 'none'}\n")

@@ -63,14 +63,16 @@ def bring(agent: Agent, here: Path, **given: Any) -> list[transfer.Fetched]:
     difference = transfer.compare(agent, here, found, known)
     incoming = here / ".remote-run" / "incoming" / NAME
     arrived = []
+    folders: set[str] = set()
     for path, source in difference.linked.items():
         one = transfer.adopt(here, source, path, found[path], incoming)
         assert one is not None
         transfer.place(here, one)
     limits = {path: found[path]["size"] for path in difference.wanted}
     for one in transfer.fetch(agent, difference.wanted, incoming, limits, here=here, **given):
-        transfer.place(here, one)
+        transfer.place(here, one, folders=folders)
         arrived.append(replace(one, temp=incoming))
+    transfer.sync(here, folders)
     transfer.remember(agent, here, known, arrived)
     return arrived
 

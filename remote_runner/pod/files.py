@@ -18,6 +18,7 @@ import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 BLOCK_BYTES = 1 << 20
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 TEMP_SUFFIXES = (".tmp", ".part")
 
 
@@ -46,10 +47,14 @@ def _parent(root: str, pieces: List[str], create: bool = False) -> int:
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     for piece in pieces[:-1]:
         try:
-            if create:
+            try:
+                inner = os.open(piece, _FOLDER, dir_fd=fd)
+            except FileNotFoundError:
+                if not create:
+                    raise
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(piece, 0o755, dir_fd=fd)
-            inner = os.open(piece, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+                inner = os.open(piece, _FOLDER, dir_fd=fd)
         finally:
             os.close(fd)
         fd = inner
@@ -220,6 +225,22 @@ def move(root: str, path: str, to: str, durable: bool = True) -> None:
         os.close(source)
         if target >= 0:
             os.close(target)
+
+
+def place(root: str, path: str, temp: str, durable: bool = True) -> None:
+    """Give a finished file of this disk a name below `root`, in one step; no link is followed below it.
+
+    Raises:
+        OSError: ELOOP or ENOTDIR where a link or a file stands in place of a folder; the disk refused.
+    """
+    pieces = parts(path)
+    folder = _parent(root, pieces, create=True)
+    try:
+        os.replace(temp, pieces[-1], dst_dir_fd=folder)
+        if durable:
+            os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def link(root: str, path: str, to: str) -> None:

@@ -26,6 +26,7 @@ from remote_runner.pod.session import Refusal, Session
 
 INCOMING = ".remote-run/incoming"
 OPEN_PARTS = 8
+SYNC_EVERY_BYTES = 256 << 20
 KEEP_S = 7 * 86_400  # a part that nobody came back for
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -172,6 +173,8 @@ def _advance(session: Session, ident: str, upto: int) -> Any:
         state[0].update(block)
         state[1] += len(block)
         session.busy()
+        if state[1] % SYNC_EVERY_BYTES < len(block):
+            os.fsync(fd)  # so that the last one is short
     return state[0]
 
 

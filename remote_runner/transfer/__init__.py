@@ -18,7 +18,7 @@ from __future__ import annotations
 from remote_runner.transfer.channels import Channels
 from remote_runner.transfer.compare import Difference, compare, remember
 from remote_runner.transfer.fetch import fetch
-from remote_runner.transfer.items import Fetched, Item, adopt, item, place, stamp
+from remote_runner.transfer.items import Fetched, Item, adopt, item, place, stamp, sync
 from remote_runner.transfer.listing import listing
 from remote_runner.transfer.progress import Progress, State
 from remote_runner.transfer.send import send
@@ -39,4 +39,5 @@ __all__ = [
     "remember",
     "send",
     "stamp",
+    "sync",
 ]

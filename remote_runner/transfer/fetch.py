@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import os
 import queue
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -104,12 +105,13 @@ def _alone(incoming: Path) -> Iterator[Path]:
     """The folder itself, or where another process works in it, one of our own that can't be resumed."""
     fd = os.open(incoming, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield incoming
-    except BlockingIOError:
-        own = incoming.with_name(f"{incoming.name}.{os.getpid()}")
-        own.mkdir(exist_ok=True)
-        yield own
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with tempfile.TemporaryDirectory(prefix=f"{incoming.name}.", dir=incoming.parent) as own:
+                yield Path(own)
+        else:
+            yield incoming
     finally:
         os.close(fd)
 

@@ -5,6 +5,7 @@ Not here: how its bytes travel (fetch.py, send.py).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import time
@@ -84,19 +85,38 @@ def item(
     )
 
 
-def place(root: Path, one: Fetched, path: str | None = None) -> None:
-    """Give a fetched file its name, durable; nothing is followed out of `root`."""
-    to = root.joinpath(*files.parts(path or one.path))
-    _plain_folders(root, to.parent)
-    one.temp.chmod(one.mode & 0o777 | 0o600)
-    os.utime(one.temp, ns=(one.mtime_ns, one.mtime_ns))
-    one.temp.replace(to)
-    one.temp.with_suffix(".ranges").unlink(missing_ok=True)
-    fd = os.open(to.parent, os.O_RDONLY | os.O_DIRECTORY)
+def place(root: Path, one: Fetched, path: str | None = None, folders: set[str] | None = None) -> None:
+    """Give a fetched file its name, durable; nothing is followed out of `root`.
+
+    Args:
+        folders: where many are placed: takes the file's folder, and `sync` makes the names durable once for all.
+
+    Raises:
+        Unverified: a link stands where a folder should.
+    """
+    to, temp = path or one.path, str(one.temp)
+    os.chmod(temp, one.mode & 0o777 | 0o600)  # noqa: PTH101
+    os.utime(temp, ns=(one.mtime_ns, one.mtime_ns))
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        files.place(str(root), to, temp, durable=folders is None)
+    except OSError as e:
+        if e.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        raise Unverified(
+            f"{root}/{to}: a link or a file stands where a folder should, nothing is written through it",
+            fix="replace the link by a folder",
+        ) from None
+    if folders is not None:
+        folders.add(to.rpartition("/")[0])
+    if temp.endswith(".part"):
+        one.temp.with_suffix(".ranges").unlink(missing_ok=True)
+
+
+def sync(root: Path, folders: set[str]) -> None:
+    """Make the names of placed files durable."""
+    for folder in sorted(folders):
+        files.sync_folder(str(root), folder)
+    folders.clear()
 
 
 def adopt(root: Path, source: str, path: str, facts: dict[str, Any], incoming: Path) -> Fetched | None:
@@ -125,13 +145,3 @@ def adopt(root: Path, source: str, path: str, facts: dict[str, Any], incoming: P
         mode=field(facts, "mode", int) & 0o777,
         mtime_ns=field(facts, "mtime_ns", int),
     )
-
-
-def _plain_folders(root: Path, folder: Path) -> None:
-    """Make the folders above a file, and refuse a link on the way."""
-    step = folder
-    while step != root:
-        if step.is_symlink():
-            raise Unverified(f"{step} is a link: nothing is written through it", fix="replace the link by a folder")
-        step = step.parent
-    folder.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ from remote_runner.transfer.progress import Meter, Progress, silent
 ASK_AT_ONCE = 1_000
 AHEAD = 32  # finished parts whose answers are not read yet
 TRAIL_BYTES = 64 << 20  # the agent is told of a part's progress in steps of this
-FINISH_S = 3600.0  # the pod says that it is busy meanwhile
+FINISH_S = 300.0  # for a disk that syncs slowly; while it reads, the pod says that it is busy
 _ROOM = "make room on the pod, or look at its disk"
 _AGAIN = "run the command again: a file that changes while it is sent is noticed like any damage"
 
