@@ -59,12 +59,12 @@ def until_end(run: Running, view: View) -> dict[str, Any]:
         Refused: another controller follows it, or has taken over.
         KeyboardInterrupt: the user detached; the run goes on.
     """
-    offset, other = 0, ""
+    offset, other, take_over = 0, "", run.take_over
     who = f"{ssh.local_user()} (pid {os.getpid()})"
 
     def watch(agent: Agent) -> dict[str, Any]:
-        nonlocal offset, other
-        ask = {"op": "follow", "name": run.name, "who": who, "take_over": run.take_over}
+        nonlocal offset, other, take_over
+        ask = {"op": "follow", "name": run.name, "who": who, "take_over": take_over}
         agent.send({**ask, "offset": offset})
         while True:
             header, part = agent.receive()
@@ -76,6 +76,7 @@ def until_end(run: Running, view: View) -> dict[str, Any]:
                 if header.get("ok") is not True:
                     raise RunnerError(f"following {run.name} failed: {Denied(header)}", fix="try: remote-run attach")
                 return header
+            take_over = False  # once: after a lost link whoever follows by then is left alone
             offset += len(part)
             status = header.get("status")
             if isinstance(status, dict):

@@ -20,7 +20,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from remote_runner.pod import durable, files, layout, pausing, tree, workload
+from remote_runner.pod import durable, files, layout, pausing, procs, tree, workload
 from remote_runner.pod.status import Status
 
 _FORWARDED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -36,7 +36,7 @@ def main(root: str, lock_fd: int) -> int:
         status = files.read_json(root, layout.status(job["name"])) or {}
         if status.get("attempt") == job["attempt"] and status.get("exit"):
             break
-        tree.kill(status.get("pid"), os.getpid())
+        tree.kill(_leader(status), os.getpid())
         tree.reap()
         if status.get("attempt") != job["attempt"]:
             return 1  # it never came up; supervisor.log says why, and nothing was started
@@ -51,6 +51,13 @@ def main(root: str, lock_fd: int) -> int:
         # another name in the process list: this is no job any more, and does not stand in a new one's way
         os.execv(sys.executable, [sys.executable, job["zipapp"], "end", root])
     return 0
+
+
+def _leader(status: Dict[str, Any]) -> Optional[int]:
+    """Whose group is to be ended; not that of a stranger who got a dead leader's pid meanwhile."""
+    pid = status.get("pid")
+    # without a subreaper (Darwin) the group is all we have of those whom a dead leader left
+    return pid if procs.DARWIN or procs.alive(pid, status.get("pid_start")) else None
 
 
 def _supervise(root: str, lock_fd: int, zipapp: str, secrets: bytes) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from pathlib import Path, PurePosixPath
@@ -69,15 +71,21 @@ def test_twenty_takes_at_once(pod: TestPod, tmp_path: Path) -> None:
 
 
 def test_a_second_one_during_the_upload_is_refused(project: Project, pod: TestPod, tmp_path: Path) -> None:
-    (project.root / "big.bin").write_bytes(bytes(200_000_000))
+    """The first is stopped in the middle: it holds the pod and has launched nothing."""
+    (project.root / "big.bin").write_bytes(os.urandom(50_000_000))
     first = project.start(project.on(pod, project.config(), "--detach"))
-    wait_for(lambda: (pod.root / ".remote-run/lease.json").exists(), "the lease")
-    other = Project.create(tmp_path / "elsewhere" / "project")
-    began = time.monotonic()
-    done = other.run(other.on(pod, other.config("late")))
-    assert done.returncode == 4, done.stderr
-    assert "is held by" in done.stderr
-    assert time.monotonic() - began < 30
+    wait_for((pod.root / ".remote-run/lease.json").exists, "the lease")
+    first.send_signal(signal.SIGSTOP)
+    try:
+        assert not (pod.root / "runs").exists(), "the test came too late to see an upload"
+        other = Project.create(tmp_path / "elsewhere" / "project")
+        began = time.monotonic()
+        done = other.run(other.on(pod, other.config("late")))
+        assert done.returncode == 4, done.stderr
+        assert "is held by" in done.stderr
+        assert time.monotonic() - began < 30
+    finally:
+        first.send_signal(signal.SIGCONT)
     out, _ = first.communicate(timeout=120)
     assert first.returncode == 0, out
     assert not list(pod.root.glob("*/late*"))

@@ -70,7 +70,8 @@ def test_a_killed_supervisor_is_no_restarted_container(project: Project, pod: Te
 def test_a_killed_supervisor_is_told_and_the_run_can_be_resumed(project: Project, pod: TestPod) -> None:
     """The controller that follows sees the keeper's record; the resumed run ends like one never touched."""
     values = {"steps": 60, "log_every": 7}
-    assert project.run(project.on(pod, project.config("straight", **values))).returncode == 0
+    straight = project.run(project.on(pod, project.config("straight", **values)))
+    assert straight.returncode == 0, straight.stderr
     expected = header.describe(project.root / "artifacts/straight/toy-training.safetensors")["root"]
     config = project.config(step_s=0.05, **values)
     running = project.start(project.on(pod, config))
