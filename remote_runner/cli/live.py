@@ -180,11 +180,18 @@ def _ask(
 
 @click.command()
 @_run_arguments
+@click.option("--from", "from_path", default="", metavar="PATH", help="A folder on the pod that is no run of ours.")
+@click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="Where it comes, under its own name.")
 def download(target: str, name: str | None, **given: Any) -> int:
-    """Bring a run's files home, verified; a run that goes on is not disturbed."""
+    """Bring a run's files home, verified; a run that goes on is not disturbed.
+
+    With --from and --to, any folder of a pod, of a job that was not started with this tool.
+    """
     from remote_runner import download as step
     from remote_runner import record
 
+    if given["from_path"] or given["to"]:
+        return _download_elsewhere(target, given)
     with _found(target, name, given) as (known, agent, _where):
         say = lambda text: print(text, file=sys.stderr)  # noqa: E731
         with record.only_controller(known.root, known.name):
@@ -192,5 +199,18 @@ def download(target: str, name: str | None, **given: Any) -> int:
     click.echo(
         f"{len(home.manifest)} files verified, {home.fetched} of them fetched ({home.fetched_bytes / 1e6:.2f} MB)"
     )
+    home.require()
+    return 0
+
+
+def _download_elsewhere(target: str, given: dict[str, Any]) -> int:
+    from remote_runner import elsewhere
+    from remote_runner.access import Access
+
+    if not given["from_path"] or given["to"] is None:
+        raise click.UsageError("--from PATH and --to DIR go together")
+    say = lambda text: print(text, file=sys.stderr)  # noqa: E731
+    home = elsewhere.bring(Access.of(target, given), given["from_path"], given["to"].absolute(), say)
+    click.echo(f"{len(home.manifest)} files verified, {home.fetched} of them fetched, in {given['to']}")
     home.require()
     return 0

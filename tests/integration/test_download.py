@@ -190,3 +190,28 @@ def test_a_full_disk_here_is_said_and_the_rest_comes_later(project: Project, pod
     finally:
         shutil.rmtree(small / "artifacts", ignore_errors=True)
         subprocess.run(["umount", small], check=True)
+
+
+def test_a_folder_that_is_no_run_of_ours(project: Project, pod: TestPod, tmp_path: Path) -> None:
+    theirs = pod.home / "workspace/checkpoints"
+    (theirs / "deep").mkdir(parents=True)
+    for step in (90, 200):
+        (theirs / f"deep/step {step}.dat").write_bytes(os.urandom(step * 1000))
+    before = sorted(p.relative_to(pod.home).as_posix() for p in pod.home.rglob("*"))
+    argv = project.command(
+        "download", pod.address, "--from", theirs, "--to", tmp_path / "got", "--identity", pod.key,
+        "--accept-new-host-key",
+    )  # fmt: skip
+    done = project.run(argv)
+    assert done.returncode == 0, done.stderr
+    assert "2 files verified, 2 of them fetched" in done.stdout
+    for step in (90, 200):
+        name = f"deep/step {step}.dat"
+        assert (tmp_path / "got/checkpoints" / name).read_bytes() == (theirs / name).read_bytes()
+    assert sorted(p.relative_to(pod.home).as_posix() for p in pod.home.rglob("*")) == before, "nothing is written there"
+    assert "0 of them fetched" in project.run(argv).stdout
+    assert project.run(project.command("verify", tmp_path / "got/checkpoints")).returncode == 0
+    (tmp_path / "got/checkpoints/deep/step 90.dat").write_bytes(b"later")
+    assert project.run(project.command("verify", tmp_path / "got/checkpoints")).returncode == 7
+    refused = project.run([*argv[:5], "relative", *argv[6:]])
+    assert refused.returncode == 2
