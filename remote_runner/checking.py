@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from remote_runner import code_files, upload
 from remote_runner import plan as plans
-from remote_runner import upload
 from remote_runner.plan import Options
 
 
 def paths(root: Path) -> list[str]:
     """The files of a project that would travel."""
-    return [p for p in upload.listed(root) if not upload.left_out(p)]
+    return [p for p in code_files.listed(root) if not code_files.left_out(p)]
 
 
 def check(config: Path, name: str | None) -> list[str]:

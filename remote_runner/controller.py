@@ -116,7 +116,7 @@ def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
         agent = guard.hold(pod, plan, facts, tell)
     with journal.phase("upload"):
         resumed_from = _settle_state(agent, start)
-        upload.send_code(agent, code, tell)
+        upload.send_code(agent, plan.root, code, tell)
     with journal.phase("launch"):
         entry = _remember(plan, pod, facts, start.access, code)
         agent, status = _launch(agent, plan, entry, tell)

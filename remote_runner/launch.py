@@ -31,6 +31,7 @@ def job(plan: Plan) -> dict[str, Any]:
         "requirements": requirements,
         "editable": editable,
         "probe": settings.probe,
+        "data": [{"path": d.path, "min_bytes": int(d.min_gb * 1e9), "fetch": d.fetch} for d in settings.data],
         "progress_regex": settings.progress_regex,
         "setup": None if own_python or not settings.setup else plan.words(settings.setup),
         "env": plan.env,

@@ -52,6 +52,7 @@ class Options:
     on_failure: str = "keep"
     stop_after_s: float = 1800.0  # how long the pod waits for somebody to fetch the results before that
     on_interrupt: str = "detach"  # Ctrl-C while following: detach, or pause the run
+    yes: bool = False  # send a large upload unasked
     take_over: bool = False  # follow though another controller does
 
 

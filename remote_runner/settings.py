@@ -101,6 +101,11 @@ def _fill(found: Settings, name: str, path: Path) -> Settings:
             raise UsageFault(
                 f"{path}: outputs, inputs, done_file: {e}", fix="write a path inside the project"
             ) from None
+    for inner in [*(i.to for i in found.include if i.to), *(d.path for d in found.data)]:
+        if any(f"{inner}/".startswith(f"{o}/") or f"{o}/".startswith(f"{inner}/") for o in outputs):
+            raise UsageFault(
+                f"{path}: {inner} and an output lie in each other", fix="keep data and code out of `outputs`"
+            )
     rules = [replace(rule, glob=[named(g) for g in rule.glob]) for rule in found.snapshots]
     return replace(found, outputs=outputs, done_file=done_file, snapshots=rules)
 

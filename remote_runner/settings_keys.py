@@ -90,6 +90,33 @@ class SnapshotRule:
         return {"glob": self.glob, "step_regex": self.step_regex, "complete": self.complete}
 
 
+@strict
+@dataclass(frozen=True, kw_only=True)
+class Include:
+    """What travels beside git's files: a glob in the project, or a folder elsewhere under a path of its own."""
+
+    path: str
+    to: str = ""  # where it lies on the pod; default for one outside the project: its own name
+
+
+def _include(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    outside = value.startswith(("/", "~", "../"))
+    return {"path": value, "to": value.rstrip("/").rsplit("/", 1)[-1] if outside else ""}
+
+
+@strict
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A data set that is on the pod, or fetched there; it is never uploaded, backed up or downloaded."""
+
+    path: str  # below the root, or absolute
+    min_gb: Annotated[float, Field(ge=0)] = 0.0  # less than that is not all of it
+    fetch: str = ""  # a shell command, run in the root
+
+
+Includes = Annotated[list[Annotated[Include, BeforeValidator(_include)]], BeforeValidator(_listed)]
 Snapshots = Annotated[list[Annotated[SnapshotRule, BeforeValidator(_rule)]], BeforeValidator(_listed)]
 
 
@@ -106,6 +133,9 @@ class Settings:
         default_factory=lambda: ["artifacts/{name}"]
     )
     inputs: list[str] = field(default_factory=list)  # uploaded though git ignores them
+    include: Includes = field(default_factory=list)  # more files that travel
+    exclude: Annotated[list[str], BeforeValidator(_listed)] = field(default_factory=list)  # globs of files that stay
+    data: Annotated[list[Data], BeforeValidator(_listed)] = field(default_factory=list)
     match: str | list[str] = ""  # default: what the command runs
     pause: Pause = "none"  # "contract", a signal's name, or "none"
     done_file: str = ""  # its trainer writes it when all is done
@@ -137,7 +167,7 @@ class Settings:
         return [] if self.pause == "contract" else list(foreign.PRESETS.values())
 
 
-KEYS_OF: dict[str, Any] = {"backup": Backup, "snapshots": SnapshotRule}
+KEYS_OF: dict[str, Any] = {"backup": Backup, "snapshots": SnapshotRule, "include": Include, "data": Data}
 
 
 def program(command: list[str]) -> str:

@@ -1,35 +1,29 @@
 """Send the code, changed files only, and with --resume the run's files.
 
-Code is what git tracks and what it neither tracks nor ignores; never `.git`, `.env*`, keys, other runs'
-outputs, or anything through a link. Without git: all files but the usual caches and environments.
 SHA-256 of everything is taken before, and the pod compares it after, on its own disk.
+
+Not here: which files that are (code_files.py).
 """
 
 from __future__ import annotations
 
-import fnmatch
-import os
+import contextlib
 import stat
-import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from remote_runner import transfer
+from remote_runner import code_files, transfer
 from remote_runner.agent import Agent, Denied
 from remote_runner.agent import field as answer_field
-from remote_runner.errors import NotStarted, UsageFault
+from remote_runner.errors import NotStarted
 from remote_runner.plan import Plan
 from remote_runner.pod import digests, files, foreign, layout
 from remote_runner.transfer import Item
 
-# Never sent, git or not. docs/settings.md lists them for users.
-LEFT_OUT = (
-    *(".git", ".hg", ".svn", layout.OWN, "runs", "backups", ".venv", "venv", ".tox", ".nox", "__pycache__"),
-    *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".ipynb_checkpoints", "node_modules"),
-    *(".DS_Store", ".ssh", ".aws", ".netrc"),
-)
-LEFT_OUT_GLOBS = (".env*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", "id_ecdsa*", "id_dsa*", "*.pyc")
+_RATE = layout.OWN + "/rate.json"
+_TELLING_BYTES = 1_000_000
 _KEY_START = b"-----BEGIN "
 RESUME_LIMIT_BYTES = 5_000_000_000
 
@@ -52,66 +46,35 @@ def collect(plan: Plan) -> Code:
     Raises:
         UsageFault: a name that is not UTF-8, or an input that is missing.
     """
-    code = Code()
-    outputs = tuple(o + "/" for o in plan.outputs)
-    wanted = {*listed(plan.root), plan.config, *_inputs(plan)}
+    found = code_files.find(plan)
+    if not plan.options.yes:
+        code_files.guard_size(found, measured_rate(plan.root), plan.options.price)
+    code = Code(skipped=found.skipped)
     known = digests.Digests(str(plan.root))
-    for path in sorted(wanted):
-        if path.startswith(outputs) or left_out(path):
-            continue
+    for file in found.files:
         try:
-            files.parts(path)
-        except files.BadPath as e:
-            raise UsageFault(f"can't send a file: {e}", fix="rename it, or let git ignore it") from None
-        try:
-            if _is_key(plan.root / path):
-                code.skipped.append(f"{path} (a private key)")
+            if _is_key(file.source):
+                code.skipped.append(f"{file.path} (a private key)")
                 continue
-            code.items.append(transfer.item(plan.root, path, durable=False, known=known))
+            memory = known if file.root == plan.root else None
+            item = transfer.item(file.root, file.inner, durable=False, known=memory)
+            code.items.append(replace(item, path=file.path))
         except OSError:
-            if (plan.root / path).is_symlink() or _under_link(plan.root, path):
-                code.skipped.append(f"{path} (a link)")
+            continue  # gone since it was listed
     known.save()
-    if plan.config not in [i.path for i in code.items]:
-        raise UsageFault(f"{plan.config} can't be sent: a link, or left out by its name", fix="give the real file")
     return code
 
 
-def left_out(path: str) -> bool:
-    """Whether any part of a path is on the list of what never travels."""
-    return any(p in LEFT_OUT or any(fnmatch.fnmatchcase(p, g) for g in LEFT_OUT_GLOBS) for p in path.split("/"))
+def measured_rate(root: Path) -> float | None:
+    """Bytes a second of the last upload that was large enough to tell."""
+    found = files.read_json(str(root), _RATE)
+    return float(found["bytes_s"]) if isinstance(found, dict) and found.get("bytes_s") else None
 
 
-def listed(root: Path) -> list[str]:
-    """What git tracks, and what it neither tracks nor ignores; without git all files but the usual caches."""
-    try:
-        # core.quotepath is off with -z; a file that was deleted but is still tracked is sorted out by its open
-        done = subprocess.run(
-            ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            capture_output=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        return list(_walked(root))
-    if done.returncode:
-        return list(_walked(root))
-    return [os.fsdecode(p) for p in done.stdout.split(b"\0") if p]
-
-
-def _walked(root: Path) -> Iterator[str]:
-    for folder, inner, names in os.walk(root):
-        here = Path(folder).relative_to(root)
-        inner[:] = sorted(n for n in inner if not left_out(n))
-        for name in sorted([*names, *(n for n in inner if (Path(folder) / n).is_symlink())]):
-            yield (here / name).as_posix()
-
-
-def _inputs(plan: Plan) -> Iterator[str]:
-    for path in plan.settings.inputs:
-        found = [p for p, _i, kind in files.walk(str(plan.root), path) if kind == "file"]
-        if not found:
-            raise UsageFault(f"the input {path!r} of the settings is not there", fix="put it there, or mend `inputs`")
-        yield from found
+def _remember_rate(root: Path, size: int, took_s: float) -> None:
+    if size >= _TELLING_BYTES and took_s > 0:
+        with contextlib.suppress(OSError):
+            files.replace_json(str(root), _RATE, {"bytes_s": size / took_s})
 
 
 def _is_key(path: Path) -> bool:
@@ -122,16 +85,7 @@ def _is_key(path: Path) -> bool:
     return head.startswith(_KEY_START) and b"PRIVATE KEY" in head
 
 
-def _under_link(root: Path, path: str) -> bool:
-    step = root
-    for part in path.split("/"):
-        step = step / part
-        if step.is_symlink():
-            return True
-    return False
-
-
-def send_code(agent: Agent, code: Code, tell: Callable[[str], None]) -> list[str]:
+def send_code(agent: Agent, root: Path, code: Code, tell: Callable[[str], None]) -> list[str]:
     """Bring the pod's copy of the code up to date.
 
     Returns:
@@ -143,12 +97,16 @@ def send_code(agent: Agent, code: Code, tell: Callable[[str], None]) -> list[str
     digests = {i.path: i.sha256 for i in code.items}
     try:
         need = set(answer_field(agent.ask("code", files=digests, done=False), "need", list))
-        transfer.send(agent, [i for i in code.items if i.path in need])
+        began_s = time.monotonic()
+        sent = [i for i in code.items if i.path in need]
+        transfer.send(agent, sent)
+        _remember_rate(root, sum(i.size for i in sent), time.monotonic() - began_s)
         removed = agent.ask("code", files=digests, done=True).get("removed", [])
     except Denied as e:
-        raise NotStarted(
-            f"upload of the code failed: {e}", fix="run the command again; look at the pod's disk"
-        ) from None
+        fix = "run the command again; look at the pod's disk"
+        if e.reason == "foreign":
+            fix = "nothing was touched; move it away there, or take another folder: --remote-dir DIR"
+        raise NotStarted(f"upload of the code failed: {e}", fix=fix) from None
     if code.skipped:
         tell(f"left here: {', '.join(code.skipped[:10])}{' …' if len(code.skipped) > 10 else ''}")
     tell(f"code: {len(digests)} files, {len(need)} sent, {len(removed)} removed")

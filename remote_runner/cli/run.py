@@ -43,6 +43,7 @@ END = click.Choice(["keep", "stop", "terminate"])
 )
 @click.option("--all-outputs", is_flag=True, help="With --resume, send all of the outputs, also beyond 5 GB.")
 @click.option("--ignore-running", is_flag=True, help="Start although another training runs there.")
+@click.option("--yes", "-y", is_flag=True, help="Send the code though it is large.")
 @click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--verbose", "-v", is_flag=True, help="Show the workload's log as it grows.")
@@ -70,6 +71,7 @@ def run(target: str, config: Path, extra: tuple[str, ...], **given: Any) -> int:
         backup_every_s=given["backup_every"],
         ignore_running=given["ignore_running"],
         all_outputs=given["all_outputs"],
+        yes=given["yes"],
         abandon=given["abandon"],
         extra=extra,
         detach=given["detach"],

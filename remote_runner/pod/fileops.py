@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from typing import Any, Dict, List, Optional
 
 from remote_runner.checkpoint import header
@@ -140,18 +141,34 @@ def remember(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def code(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Which of the announced files differ here; `done` drops what the last upload had and this one lacks."""
+    """Which of the announced files differ here; `done` drops what the last upload had and this one lacks.
+
+    Raises:
+        Refusal: a file stands there that we did not send, with other content: it is not touched.
+    """
     want: Dict[str, str] = ask["files"]
     differ = [path for path in want if _hash(session, path, fresh=ask["done"]) != want[path]]
     memory(session).save()
+    last: Dict[str, str] = (files.read_json(session.root, layout.CODE) or {}).get("files", {})
     if not ask["done"]:
+        strange = [p for p in differ if p not in last and os.path.lexists(os.path.join(session.root, p))]
+        if strange:
+            raise Refusal("foreign", detail=f"{', '.join(strange[:3])}: there already, and not sent by us")
+        files.replace_json(session.root, layout.CODE, {"files": {**want, **last}})  # ours from now on, whole or not
         return {"need": differ}
     if differ:
         raise Refusal("digest", detail=f"{len(differ)} files differ after the upload, {differ[0]} first")
-    last = files.read_json(session.root, layout.CODE) or {}
-    removed = files.remove(session.root, [p for p in last.get("files", {}) if p not in want])
+    gone = [p for p in last if p not in want and _is_plain(os.path.join(session.root, p))]
+    removed = files.remove(session.root, gone)
     files.replace_json(session.root, layout.CODE, {"files": want})
     return {"removed": removed}
+
+
+def _is_plain(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)  # a link that took the place of a file is not ours
+    except OSError:
+        return False
 
 
 def remove(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:

@@ -35,6 +35,10 @@ def main(argv: List[str]) -> int:
         from remote_runner.pod.environment import main as environment
 
         return environment(argv[1])
+    if len(argv) == 2 and argv[0] == "data":
+        from remote_runner.pod.data import main as data
+
+        return data(argv[1])
     if argv and argv[0] == "probe":
         from remote_runner.pod.gpu import main as probe
 

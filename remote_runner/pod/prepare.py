@@ -1,4 +1,4 @@
-"""What is run before the workload's command, in order: its environment, its set-up, a probe.
+"""What is run before the workload's command, in order: its environment, its set-up, its data, a probe.
 
 One program runs the others, each with its talk in the run's log; the first that fails ends it, and so the run. The
 supervisor starts it like any other program, so the deadline and a stop hold here too.
@@ -25,6 +25,8 @@ def steps(root: str, job: Dict[str, Any]) -> Iterator[List[str]]:
         yield [*own, "environment", root]
     if job.get("project_setup"):
         yield list(job["project_setup"])
+    if job.get("data"):
+        yield [*own, "data", root]
     if job.get("environment") and (job.get("probe") or shutil.which("nvidia-smi", path=variables.path())):
         yield [workload.python(root, job), job["zipapp"], "probe", *(job.get("probe") or [])]
 
