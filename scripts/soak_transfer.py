@@ -5,7 +5,7 @@
 
 Each round sends or fetches a run over profile B, one strike comes when a random share of it has moved: the link is
 cut for 1, 10 or 90 s, sshd's sessions or the program on the pod are killed, the controller is killed, the disk of
-either end is full, a byte is flipped by the pod's program. The call must end done and verified, or with a code of
+the end that writes is full, a byte is flipped by the pod's program. The call must end done and verified, or with a code of
 the design; no wrong byte may stand under a final name; the next call must finish the job. Needs root.
 """
 
@@ -32,7 +32,7 @@ sys.path[:0] = [str(TESTS)]
 import transfer_peers as peers  # noqa: E402
 from wan import lab as wan  # noqa: E402
 
-STRIKES = ("cut 1", "cut 10", "cut 90", "sessions", "program", "controller", "full here", "full there", "flip")
+STRIKES = ("cut 1", "cut 10", "cut 90", "sessions", "program", "controller", "disk full", "flip")
 CODES = {0, 3, 5, 6, 7}
 
 
@@ -101,9 +101,7 @@ class Round:
 
     def run(self, strike: str, at: float) -> str:
         """What went wrong; empty when nothing did."""
-        full = self.disks.get(strike.removeprefix("full ")) if strike.startswith("full") else None
-        if full is not None and full.folder == self.source.parent:
-            return ""  # the end that only reads has no use for its disk
+        full = self.disks["here" if self.way == "down" else "there"] if strike == "disk full" else None
         if full is not None:
             full.leave(int(self.total * at) + 65_536)
         try:

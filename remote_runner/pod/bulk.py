@@ -184,6 +184,8 @@ class _Inlet:
             if not data or len(data) > self._left:
                 raise EOFError("more or less than was announced")
             self._left -= len(data)
+            if len(data) <= most:
+                return data
             self._buffer += data
         taken = bytes(self._buffer[:most])
         del self._buffer[:most]

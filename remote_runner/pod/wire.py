@@ -101,7 +101,8 @@ class Decoder:
             raise WireError(f"a message header is not JSON: {e}") from None
         if not isinstance(header, dict):
             raise WireError("a message header is no JSON object")
-        payload = bytes(self._buffer[middle:end])
+        with memoryview(self._buffer) as view:  # a slice of a bytearray would be copied twice
+            payload = bytes(view[middle:end])
         del self._buffer[:end]
         return header, payload
 
