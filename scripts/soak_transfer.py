@@ -4,9 +4,9 @@
     python scripts/soak_transfer.py --moments 200    what the project promises: hours
 
 Each round sends or fetches a run over profile B, one strike comes when a random share of it has moved: the link is
-cut for 1, 10 or 90 s, sshd's sessions or the program on the pod are killed, the controller is killed, the disk of
-the end that writes is full, a byte is flipped by the pod's program. The call must end done and verified, or with a code of
-the design; no wrong byte may stand under a final name; the next call must finish the job. Needs root.
+cut for 1, 10 or 90 s, sshd's sessions or the program on the pod are killed, the controller is killed, the disk of the
+end that writes is full, a byte is flipped by the pod's program. The call must end done and verified, or with a code
+of the design; no wrong byte may stand under a final name; the next call must finish the job. Needs root.
 """
 
 from __future__ import annotations
