@@ -119,6 +119,8 @@ def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
         upload.send_code(agent, plan.root, code, tell)
     with journal.phase("launch"):
         entry = _remember(plan, pod, facts, start.access, code)
+        if plan.options.resume and (changed := entry["attempts"][-1]["code_changed"]):
+            tell(f"the code is not that of the attempt before: {', '.join(changed[:5])}{' …' if changed[5:] else ''}")
         agent, status = _launch(agent, plan, entry, tell)
     deadline = status["deadline"]
     tell(
@@ -283,6 +285,7 @@ def _remember(plan: Plan, pod: ssh.Pod, facts: preflight.Facts, access: Access, 
         "command": plan.command,
         "env": plan.env,
         "hardware": facts.hardware,
+        "code_changed": _changed(found.get("code") or {}, {i.path: i.sha256 for i in code.items}),
     }
     found.update(
         name=plan.name,
@@ -297,6 +300,11 @@ def _remember(plan: Plan, pod: ssh.Pod, facts: preflight.Facts, access: Access, 
     )
     record.save(plan.root, plan.name, found)
     return found
+
+
+def _changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Files that came, went or differ since the attempt before; none where there was no other."""
+    return sorted(p for p in {*before, *now} if before.get(p) != now.get(p)) if before else []
 
 
 def dry_run(access: Access, plan: Plan, view: View) -> str:

@@ -30,6 +30,8 @@ COMMANDS = {
     "inspect": ("snapshots", "inspect"),
     "verify": ("snapshots", "verify"),
     "diff": ("snapshots", "diff"),
+    "restart": ("restart", "restart"),
+    "ssh": ("shell", "ssh"),
     "init": ("init", "init"),
     "check": ("init", "check"),
     "demo": ("demo", "demo"),

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from remote_runner.runs import Known
 
 
-def _run_arguments(command: Any) -> Any:
+def run_arguments(command: Any) -> Any:
+    """The arguments of a command on a run that is on a pod."""
     command = access_options(command)
     command = click.option("--at", default="", metavar="HOST:PORT", help="The run's pod has this address now.")(command)
     command = click.argument("name", required=False)(command)
@@ -38,7 +39,7 @@ def _access(target: str, name: str | None, given: dict[str, Any]) -> tuple[Acces
 
 
 @contextlib.contextmanager
-def _found(target: str, name: str | None, given: dict[str, Any]) -> Iterator[tuple[Known, Agent, str]]:
+def found_run(target: str, name: str | None, given: dict[str, Any]) -> Iterator[tuple[Known, Agent, str]]:
     """The run on the pod, over a connection that is closed at the end, and how to type where it is."""
     from remote_runner import runs, whereabouts
     from remote_runner.errors import OutOfContact, PreflightFailed
@@ -65,7 +66,7 @@ def _found(target: str, name: str | None, given: dict[str, Any]) -> Iterator[tup
 
 
 @click.command()
-@_run_arguments
+@run_arguments
 @click.option("--backup-to", default="", metavar="URL", help="Store for backups; default: the settings'.")
 @click.option("--backup-every", type=Duration(), metavar="15m", help="Time between two backups.")
 @click.option("--take-over", is_flag=True, help="At once, though another controller follows the run.")
@@ -77,7 +78,7 @@ def attach(target: str, name: str | None, **given: Any) -> int:
     from remote_runner import runs
     from remote_runner.view import View
 
-    with _found(target, name, given) as (known, agent, where), View(given["verbose"]) as view:
+    with found_run(target, name, given) as (known, agent, where), View(given["verbose"]) as view:
         try:
             report = runs.attach(
                 known,
@@ -95,14 +96,14 @@ def attach(target: str, name: str | None, **given: Any) -> int:
 
 
 @click.command()
-@_run_arguments
+@run_arguments
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 def status(target: str, name: str | None, **given: Any) -> int:
     """Say how a run goes: its state, step, deadline, whether its supervisor lives, and what is at risk."""
     from remote_runner import risk
     from remote_runner.status_text import describe
 
-    with _found(target, name, given) as (known, agent, where):
+    with found_run(target, name, given) as (known, agent, where):
         seen = agent.ask("state", name=known.name)
         at_risk = risk.look(agent, known.root, known.name, known.outputs, seen.get("status") or {})
     seen.pop("ok")
@@ -114,7 +115,7 @@ def status(target: str, name: str | None, **given: Any) -> int:
 
 
 @click.command()
-@_run_arguments
+@run_arguments
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run ends.")
 @click.option("--tail", "tail_bytes", default=8192, show_default=True, help="Bytes of the log's end to begin with.")
 def logs(target: str, name: str | None, follow: bool, tail_bytes: int, **given: Any) -> int:
@@ -123,7 +124,7 @@ def logs(target: str, name: str | None, follow: bool, tail_bytes: int, **given: 
     from remote_runner.agent import printable
     from remote_runner.status_text import describe
 
-    with _found(target, name, given) as (known, agent, where):
+    with found_run(target, name, given) as (known, agent, where):
         seen = agent.ask("state", name=known.name, tail_bytes=min(tail_bytes, 1 << 20))
         click.echo(printable(str(seen.get("log_tail"))), nl=False)
         if follow:
@@ -135,7 +136,7 @@ def logs(target: str, name: str | None, follow: bool, tail_bytes: int, **given: 
 
 
 @click.command()
-@_run_arguments
+@run_arguments
 @click.option("--wait/--no-wait", default=True, help="Wait until it has paused.")
 @click.option("--kill", is_flag=True, help='End it where its settings say pause = "none".')
 def pause(target: str, name: str | None, wait: bool, kill: bool, **given: Any) -> int:
@@ -144,7 +145,7 @@ def pause(target: str, name: str | None, wait: bool, kill: bool, **given: Any) -
 
 
 @click.command()
-@_run_arguments
+@run_arguments
 @click.option("--grace", type=Duration(), default="2m", help="How long it may take to save; then it is killed.")
 @click.option("--wait/--no-wait", default=True, help="Wait until it is over.")
 def stop(target: str, name: str | None, grace: float, wait: bool, **given: Any) -> int:
@@ -159,7 +160,7 @@ def _ask(
     from remote_runner.errors import UsageFault
     from remote_runner.status_text import describe
 
-    with _found(target, name, given) as (known, agent, where):
+    with found_run(target, name, given) as (known, agent, where):
         answer = agent.ask("request", name=known.name, by=ssh.local_user(), grace_s=grace_s)
         if answer.get("cannot") and kill:
             answer = agent.ask("request", name=known.name, by=ssh.local_user(), grace_s=0.0)
@@ -179,7 +180,7 @@ def _ask(
 
 
 @click.command()
-@_run_arguments
+@run_arguments
 @click.option("--from", "from_path", default="", metavar="PATH", help="A folder on the pod that is no run of ours.")
 @click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="Where it comes, under its own name.")
 def download(target: str, name: str | None, **given: Any) -> int:
@@ -192,7 +193,7 @@ def download(target: str, name: str | None, **given: Any) -> int:
 
     if given["from_path"] or given["to"]:
         return _download_elsewhere(target, given)
-    with _found(target, name, given) as (known, agent, _where):
+    with found_run(target, name, given) as (known, agent, _where):
         say = lambda text: print(text, file=sys.stderr)  # noqa: E731
         with record.only_controller(known.root, known.name):
             home = step.bring_home(agent, known.root, known.name, known.outputs, say)
