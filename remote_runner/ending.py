@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from remote_runner import download, follow, record, ssh
+from remote_runner import download, follow, record, settings, ssh
 from remote_runner import report as reports
 from remote_runner.agent import Denied, printable
 from remote_runner.errors import BackupFailed, OutOfContact, RunnerError, Unverified
@@ -115,7 +115,10 @@ def _last_backup(run: Running, report: Report, give_up: Callable[[], float], tel
 
 def _download(run: Running, report: Report, give_up: Callable[[], float], tell: Callable[[str], None]) -> None:
     try:
-        home = run.link.use(lambda agent: download.bring_home(agent, run.root, run.name, run.outputs, tell), give_up)
+        keep = settings.load(run.root, run.name).download.keep
+        home = run.link.use(
+            lambda agent: download.bring_home(agent, run.root, run.name, run.outputs, tell, keep), give_up
+        )
         report.fetched_files, report.fetched_bytes = home.fetched, home.fetched_bytes
         report.verified_files, report.left_on_pod = len(home.manifest), home.left
         _add_manifest(run.root, run.name, home.manifest)

@@ -68,8 +68,9 @@ class Link:
         return Agent(first.pod, self.root)
 
     @property
-    def connected(self) -> bool:
-        return self._agent is not None
+    def current(self) -> Agent | None:
+        """The program that answers now; another one after the link came back; None while it is lost."""
+        return self._agent
 
     def use(self, action: Callable[[Agent], T], give_up_at: Callable[[], float]) -> T:
         """Do something with a live program; again, with growing pauses, while the link is lost.

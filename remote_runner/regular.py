@@ -49,6 +49,8 @@ class Regular:
         self._due_s = time.monotonic() + every_s
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._beside: Agent | None = None  # whose connection that one shares
+        self._agent: Agent | None = None  # kept from one to the next: a new one costs as much as a small backup
         self.last: Backup | None = None
         self.made = 0
 
@@ -60,7 +62,7 @@ class Regular:
 
     def _run(self, link: Link) -> None:
         while not self._stop.wait(max(0.0, self._due_s - time.monotonic())):
-            if not link.connected:
+            if link.current is None:
                 self._stop.wait(LOOK_EVERY_S)
                 continue
             began_s = time.monotonic()
@@ -71,17 +73,23 @@ class Regular:
             self._skip(now_s)
             if not worked:
                 self._due_s = min(self._due_s, now_s + AGAIN_S)
+        self._let_go()
 
     def _try(self, link: Link) -> bool:
         try:
-            with link.second() as agent:
-                made = self._one(agent)
+            if self._agent is None or self._beside is not link.current:
+                self._let_go()
+                self._beside = link.current
+                self._agent = link.second()
+            made = self._one(self._agent)
         except LinkLost:
+            self._let_go()
             if not self._stop.is_set():
                 self._tell(f"a backup broke off with the link, the next follows when it is back; {self.standing()}")
                 self._stop.wait(LOOK_EVERY_S)  # whoever follows will notice too, and close it
             return False
         except (OSError, RunnerError, Denied) as e:
+            self._let_go()  # it may be out of step
             if not self._stop.is_set():
                 self._tell(f"backup failed: {e}; {self.standing()}")
             return False
@@ -95,6 +103,11 @@ class Regular:
                 "or choose a longer interval"
             )
         return True
+
+    def _let_go(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None
 
     def _skip(self, now_s: float) -> None:
         skipped = 0

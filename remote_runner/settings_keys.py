@@ -78,6 +78,14 @@ class Backup:
 
 @strict
 @dataclass(frozen=True, kw_only=True)
+class Download:
+    """What comes home of a series of checkpoints; everything else of a run comes in any case."""
+
+    keep: str = ""  # all, newest:N (with the best), or a glob; empty: all up to 50 GB, then it asks
+
+
+@strict
+@dataclass(frozen=True, kw_only=True)
 class SnapshotRule:
     """How snapshots of a trainer that is not ours are recognised."""
 
@@ -152,6 +160,7 @@ class Settings:
     restarts: Annotated[int, Field(ge=0)] = 0  # how often a crash is resumed on the pod, each time from further on
     project: str = ""  # the project's name on pods and in stores; default: its folder's
     backup: Backup = field(default_factory=Backup)
+    download: Download = field(default_factory=Download)
 
     @property
     def patterns(self) -> list[str]:
@@ -167,7 +176,13 @@ class Settings:
         return [] if self.pause == "contract" else list(foreign.PRESETS.values())
 
 
-KEYS_OF: dict[str, Any] = {"backup": Backup, "snapshots": SnapshotRule, "include": Include, "data": Data}
+KEYS_OF: dict[str, Any] = {
+    "backup": Backup,
+    "download": Download,
+    "snapshots": SnapshotRule,
+    "include": Include,
+    "data": Data,
+}
 
 
 def program(command: list[str]) -> str:

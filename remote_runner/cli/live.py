@@ -189,14 +189,16 @@ def download(target: str, name: str | None, **given: Any) -> int:
     With --from and --to, any folder of a pod, of a job that was not started with this tool.
     """
     from remote_runner import download as step
-    from remote_runner import record
+    from remote_runner import record, settings
 
     if given["from_path"] or given["to"]:
         return _download_elsewhere(target, given)
     with found_run(target, name, given) as (known, agent, _where):
         say = lambda text: print(text, file=sys.stderr)  # noqa: E731
         with record.only_controller(known.root, known.name):
-            home = step.bring_home(agent, known.root, known.name, known.outputs, say)
+            keep = settings.load(known.root, known.name).download.keep if record.load(known.root, known.name) else ""
+            ask = click.confirm if sys.stdin.isatty() else None
+            home = step.bring_home(agent, known.root, known.name, known.outputs, say, keep, ask)
     click.echo(
         f"{len(home.manifest)} files verified, {home.fetched} of them fetched ({home.fetched_bytes / 1e6:.2f} MB)"
     )

@@ -215,3 +215,18 @@ def test_a_folder_that_is_no_run_of_ours(project: Project, pod: TestPod, tmp_pat
     assert project.run(project.command("verify", tmp_path / "got/checkpoints")).returncode == 7
     refused = project.run([*argv[:5], "relative", *argv[6:]])
     assert refused.returncode == 2
+
+
+def test_the_settings_say_which_checkpoints_come(project: Project, pod: TestPod) -> None:
+    settings = project.root / "remote-run.toml"
+    settings.write_text(settings.read_text() + '\ndownload = { keep = "newest:1" }\n')
+    trainer = project.root / "train.py"
+    more = 'for n in (10, 20, 30):\n    (folder / f"weights_{n}.bin").write_bytes(b"\\0" * n)\n'
+    trainer.write_text(trainer.read_text() + more)
+    done = project.run(project.on(pod, project.config()))
+    assert done.returncode == 0, done.stderr
+    assert "2 checkpoints stay on the pod" in done.stderr
+    assert sorted(p.name for p in (project.root / "artifacts/toy").glob("*.bin")) == ["weights_30.bin"]
+    (pod.root / "artifacts/toy/weights_40.bin").write_bytes(b"\0")
+    assert project.run(project.at("download", pod, "toy")).returncode == 0
+    assert (project.root / "artifacts/toy/weights_40.bin").exists()
