@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remote_runner import (
+    archive,
     ending,
     guard,
     launch,
@@ -119,6 +120,9 @@ def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
         upload.send_code(agent, plan.root, code, tell)
     with journal.phase("launch"):
         entry = _remember(plan, pod, facts, start.access, code)
+        last = entry["attempts"][-1]
+        facts_kept = {key: last[key] for key in ("attempt", "command", "target", "hardware")}
+        archive.write(plan.root, plan.name, code.items, {"config": plan.config, **facts_kept})
         if plan.options.resume and (changed := entry["attempts"][-1]["code_changed"]):
             tell(f"the code is not that of the attempt before: {', '.join(changed[:5])}{' …' if changed[5:] else ''}")
         agent, status = _launch(agent, plan, entry, tell)

@@ -32,6 +32,7 @@ COMMANDS = {
     "diff": ("snapshots", "diff"),
     "restart": ("restart", "restart"),
     "ssh": ("shell", "ssh"),
+    "reproduce": ("reproduce", "reproduce"),
     "init": ("init", "init"),
     "check": ("init", "check"),
     "demo": ("demo", "demo"),

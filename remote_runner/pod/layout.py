@@ -25,7 +25,7 @@ PUSH = OWN + "/push"  # a pod that backs up by itself: what it was told, its cre
 
 # suffixes of runs/<name>-*, exact: exp12 and exp12-large are two runs
 POD_RUN_FILES = ("-train.log", "-status.json", "-events.jsonl")
-RUN_FILES = (*POD_RUN_FILES, "-run.json", "-controller.jsonl", "-report.json", "-report.html")
+RUN_FILES = (*POD_RUN_FILES, "-run.json", "-controller.jsonl", "-report.json", "-report.html", "-code.tar.gz")
 APPENDED = (".log", ".jsonl")
 
 
