@@ -186,3 +186,30 @@ def test_its_backup_goes_on_elsewhere(project: Project, pod: TestPod, make_pod: 
     assert done.returncode == 0, done.stderr
     assert "resuming from store: snapshot step" in done.stderr
     assert "complete by rule, content not proven" in done.stderr
+
+
+def test_a_submodule_and_a_sibling_package_come_along(project: Project, pod: TestPod) -> None:
+    """Two lines by hand: the sibling that the project imports, and whose snapshots they are."""
+    parts = HERE / "with_submodule"
+    above = project.root.parent
+    shutil.rmtree(project.root)
+    for name, to in (("project", project.root), ("library", above / "library"), ("mylib", above / "mylib")):
+        shutil.copytree(parts / name, to)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@localhost", "-c", "protocol.file.allow=always"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run(["git", *identity, *words], cwd=above / "library", check=True)
+    for words in (["init", "-q"], ["submodule", "add", "-q", str(above / "library"), "vendor/library"]):
+        subprocess.run(["git", *identity, *words], cwd=project.root, check=True, capture_output=True)
+    assert project.run(project.command("init")).returncode == 0
+    settings = project.root / "remote-run.toml"
+    settings.write_text(settings.read_text() + 'snapshots = ["numbered"]\ninclude = ["../mylib"]\n')
+    controller = project.start(project.on(pod, "configs/base.txt"))
+    wait_for(lambda: len(list(pod.root.glob("results/w_*.npz"))) >= 2 or controller.poll(), "two snapshots", 120)
+    assert controller.poll() is None, controller.communicate()[0]
+    os.kill(next(pid for pid, argv in pod.commands().items() if "train.py" in argv), signal.SIGKILL)
+    controller.communicate(timeout=60)
+    assert controller.returncode == 1
+    done = project.run(project.on(pod, "configs/base.txt", "--resume"))
+    assert done.returncode == 0, done.stderr
+    assert "resuming from pod: snapshot step" in done.stderr
+    assert (project.root / "results/final.npy").exists()

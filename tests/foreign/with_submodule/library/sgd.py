@@ -1,0 +1,2 @@
+def update(w, grad, lr=0.1):
+    return w - lr * grad
