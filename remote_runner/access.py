@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any, Self
 from remote_runner import ssh
 from remote_runner import target as targets
 from remote_runner.hostkeys import Policy
-from remote_runner.pod import layout
+from remote_runner.pod import files, layout
 from remote_runner.ssh import Endpoint
+
+_LOGINS = f"{layout.OWN}/logins.json"  # by address: user, path of the key file; no secrets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,26 @@ class Access:
         return shlex.join([self.target, *more])
 
     def endpoint(self, root: Path) -> Endpoint:
-        return ssh.resolve(targets.parse(self.target), self.policy(root), self.user, self.identity)
+        """Where to connect, with the login that was said now, or else the last time for this address."""
+        target = targets.parse(self.target)
+        said = files.read_json(str(root), _LOGINS) or {}
+        last = said.get(str(target), {}) if isinstance(said, dict) else {}
+        user = self.user or (target.user is None and last.get("user")) or None
+        identity = (
+            self.identity or (target.identity is None and last.get("identity") and Path(last["identity"])) or None
+        )
+        return ssh.resolve(target, self.policy(root), user, identity)
+
+    def remember(self, root: Path) -> None:
+        """Keep what was said about the login at this address, so that no later command must say it again."""
+        target = targets.parse(self.target)
+        user, identity = self.user or target.user, self.identity or target.identity
+        if user or identity:
+            said = files.read_json(str(root), _LOGINS)
+            said = said if isinstance(said, dict) else {}
+            said[str(target)] = {"user": user, "identity": str(identity.absolute()) if identity else None}
+            with contextlib.suppress(OSError):  # a project that can't be written is none of a reader's business
+                files.replace_json(str(root), _LOGINS, said)
 
     def policy(self, root: Path) -> Policy:
         own = root / layout.OWN / "known_hosts"

@@ -30,7 +30,7 @@ def check(config: Path, name: str | None) -> list[str]:
     lines = [
         f"run:      {plan.name}, in {plan.root}",
         f"start:    {shlex.join(plan.command)}",
-        f"resume:   {shlex.join(plan.words(settings.resume_args)) or 'the same command, nothing added'}",
+        f"resume:   {shlex.join(plan.words(settings.resume_words or [])) or 'the same command, nothing added'}",
         f"outputs:  {', '.join(plan.outputs)}",
         f"pause:    {_pause(settings.pause)}",
         f"sent:     {len(code.items)} files, {code.size / 1e6:.2f} MB",

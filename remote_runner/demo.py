@@ -18,11 +18,22 @@ from pathlib import Path
 
 from remote_runner import plan as plans
 from remote_runner import upload
-from remote_runner.errors import NotStarted, RunnerError
+from remote_runner.errors import NotStarted, Refused, RunnerError
 from remote_runner.plan import Options, Plan
 
 BACKUP_EVERY = "4s"
 PAUSE_WITHIN_S = 120.0
+
+
+class StepFailed(RunnerError):
+    """A command of the demo ended otherwise than it must; the demo ends with its code."""
+
+    def __init__(self, what: str, code: int) -> None:
+        fix = "it printed why above"
+        if code == Refused.exit_code:
+            fix = "the pretend pod sees this machine's processes: wait until the training that runs here is over"
+        super().__init__(f"{what} ended with {code}", fix=fix)
+        self.exit_code = code if code > 0 else RunnerError.exit_code
 
 
 def run(config: Path) -> Path:
@@ -47,12 +58,13 @@ def run(config: Path) -> Path:
         say("1. start the run, and pause it once backups have been made")
         first = _start(project, [access[0], *rest, *access[1:]])
         try:
-            _wait_for_backup(project, plan.name, first)
+            if not _backup_was_made(project, plan.name, first):
+                raise StepFailed("the first run", first.wait(timeout=PAUSE_WITHIN_S))
             _must(project, ["pause", access[0], plan.name, *access[1:]], 0)
         finally:
             code = first.wait(timeout=PAUSE_WITHIN_S)
         if code != 75:
-            raise RunnerError(f"the paused run ended with {code}, not with 75", fix="look at what it printed above")
+            raise StepFailed("the run that was to be paused", code)
 
         say("2. go on with it: the same command and --resume")
         _must(project, [access[0], *rest, "--resume", *access[1:]], 0)
@@ -99,7 +111,7 @@ def _pod(folder: Path) -> Iterator[int]:
 
 
 def _start(project: Path, words: list[str]) -> subprocess.Popen[bytes]:
-    print(f"$ remote-run {shlex.join(words)}", file=sys.stderr, flush=True)
+    print(f"\n$ remote-run {shlex.join(words)}", file=sys.stderr, flush=True)
     # -P: the project's own copy of this package, where it has one, is not the one to run
     argv = [sys.executable, "-P", "-m", "remote_runner.cli", *words]
     return subprocess.Popen(argv, cwd=project, stdin=subprocess.DEVNULL)
@@ -108,18 +120,18 @@ def _start(project: Path, words: list[str]) -> subprocess.Popen[bytes]:
 def _must(project: Path, words: list[str], expected: int) -> None:
     code = _start(project, words).wait()
     if code != expected:
-        raise RunnerError(
-            f"remote-run {words[0]} … ended with {code}, not {expected}", fix="look at what it printed above"
-        )
+        raise StepFailed(f"remote-run {words[0]} …", code)
 
 
-def _wait_for_backup(project: Path, name: str, first: subprocess.Popen[bytes]) -> None:
-    """Until a backup holds a snapshot that is past its stage's first steps."""
+def _backup_was_made(project: Path, name: str, first: subprocess.Popen[bytes]) -> bool:
+    """Wait for a backup that holds a snapshot past its stage's first steps; False when the run ended before."""
     give_up = time.monotonic() + PAUSE_WITHIN_S
     while time.monotonic() < give_up and first.poll() is None:
         for manifest in project.glob(f"backups/*/{name}/backups/*/manifest.json"):
             newest = json.loads(manifest.read_text()).get("newest") or {}
             if newest.get("stage_index", 0) > 0 or newest.get("step", 0) > 0:
-                return
+                return True
         time.sleep(0.2)
-    raise RunnerError(f"no backup within {PAUSE_WITHIN_S:.0f} s", fix="look at what the run printed above")
+    if first.poll() is None:
+        raise RunnerError(f"no backup within {PAUSE_WITHIN_S:.0f} s", fix="look at what the run printed above")
+    return False

@@ -33,12 +33,7 @@ def finish(run: Running, report: Report, journal: Journal, view: View) -> Report
         with journal.phase("run"):
             seen = _follow(run, view)
         _take_end(report, seen)
-        give_up = run.give_up_at()
-        with journal.phase("last backup"):
-            _last_backup(run, report, give_up, view.tell)
-        with journal.phase("download"):
-            _download(run, report, give_up, view.tell)
-        _let_the_pod_end(run, report, give_up)
+        _bring_home(run, report, journal, view)
     except OutOfContact as e:
         report.problems.append({"exit_code": e.exit_code, "message": str(e), "fix": e.fix})
     finally:
@@ -50,10 +45,36 @@ def finish(run: Running, report: Report, journal: Journal, view: View) -> Report
     report.phases_s = {k: round(v, 2) for k, v in journal.phases.items()}
     report.wall_s = round(time.monotonic() - journal.began_s, 2)
     report.settle()
-    reports.save(report, run.root)
-    _close_record(run.root, report)
-    journal.event("end", cause=report.cause, exit_code=report.exit_code)
+    _write_down(run, report, journal, view)
     return report
+
+
+def _bring_home(run: Running, report: Report, journal: Journal, view: View) -> None:
+    """The last backup and the download; an interrupt in them does not undo the run's end."""
+    give_up = run.give_up_at()
+    try:
+        with journal.phase("last backup"):
+            _last_backup(run, report, give_up, view.tell)
+        with journal.phase("download"):
+            _download(run, report, give_up, view.tell)
+        _let_the_pod_end(run, report, give_up)
+    except KeyboardInterrupt:
+        fix = f"bring the rest home: remote-run attach {run.link.endpoint} {run.name}"
+        message = "interrupted while the results came home; the run is over, its files are on the pod"
+        report.problems.append({"exit_code": Unverified.exit_code, "message": message, "fix": fix})
+
+
+def _write_down(run: Running, report: Report, journal: Journal, view: View) -> None:
+    """Report and record; where the disk here refuses them, the report is still returned and printed."""
+    try:
+        reports.save(report, run.root)
+        _close_record(run.root, report)
+        journal.event("end", cause=report.cause, exit_code=report.exit_code)
+    except OSError as e:
+        message = f"the report can't be written: {e.filename or run.root}: {e.strerror}"
+        view.tell(message)
+        report.problems.append({"exit_code": Unverified.exit_code, "message": message, "fix": "make room here"})
+        report.settle()
 
 
 def _follow(run: Running, view: View) -> dict[str, Any]:
@@ -91,7 +112,10 @@ def _let_the_pod_end(run: Running, report: Report, give_up: Callable[[], float])
 
 
 def _take_end(report: Report, seen: dict[str, Any]) -> None:
-    status = seen["status"]
+    status = seen.get("status")
+    if not isinstance(status, dict):
+        report.cause, report.evidence = "lost", "the run's folder on the pod is gone, and its status with it"
+        return
     ended = status.get("exit")
     report.segment = status.get("segment")
     if isinstance(ended, dict):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from remote_runner import ssh
-from remote_runner.agent import Agent, Denied, field, printable
+from remote_runner.agent import Agent, Denied, printable
 from remote_runner.errors import Refused, RunnerError
 from remote_runner.link import Link
 from remote_runner.regular import Regular
@@ -91,7 +91,8 @@ def until_end(run: Running, view: View) -> dict[str, Any]:
         if seen.get("taken_over"):
             raise Refused(f"another controller follows {run.name} now", fix="to have it back: --take-over")
         if seen.get("ended"):
-            view.status(field(seen, "status", dict))
+            if isinstance(seen.get("status"), dict):
+                view.status(seen["status"])
             return seen
 
 

@@ -154,14 +154,20 @@ def _asked(name: str, kind: str, seen: str) -> bool:
 
 
 def _pin(name: str, kind: str, key: bytes, policy: Policy) -> None:
-    """Remember a key that the user vouched for; whoever had the address before is forgotten."""
+    """Remember a key that the user vouched for; whoever had the address before is forgotten.
+
+    A project that can't be written is told of, and asks again the next time.
+    """
     path = policy.own_file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    old = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    line = f"{name} {kind} {base64.b64encode(key).decode()}"
-    if line in old:
-        return
-    temp = path.with_name(path.name + f".{os.getpid()}.tmp")
-    kept = [entry for entry in old if entry.split()[:1] != [name]]
-    temp.write_text("\n".join([*kept, line]) + "\n", encoding="utf-8")
-    temp.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        old = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        line = f"{name} {kind} {base64.b64encode(key).decode()}"
+        if line in old:
+            return
+        temp = path.with_name(path.name + f".{os.getpid()}.tmp")
+        kept = [entry for entry in old if entry.split()[:1] != [name]]
+        temp.write_text("\n".join([*kept, line]) + "\n", encoding="utf-8")
+        temp.replace(path)
+    except OSError as e:
+        print(f"the host key is not pinned: {path}: {e.strerror}", file=sys.stderr)

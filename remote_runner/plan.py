@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from remote_runner.settings_keys import Settings
 SENT_ENVIRONMENT = ("NCM_MLX_GENERATOR_STEPS", "NCM_MLX_MEMORY_LIMIT_GB")
 CHECK_REFUSED = 78
 CHECK_S = 120
+LONGEST_NAME = 200  # bytes; files are named after it with endings of their own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,7 @@ class Plan:
     @property
     def resume_command(self) -> list[str]:
         """What goes on from the newest snapshot, for this start or for one after a crash."""
-        return self._command(self.settings.resume_args)
+        return self._command(self.settings.resume_words or [])
 
     def _command(self, more: list[str]) -> list[str]:
         return self.words([*self.settings.command, *more]) + list(self.options.extra)
@@ -112,6 +114,12 @@ def make(config: Path, name: str | None, options: Options) -> Plan:
         raise UsageFault(f"{config}: {e}", fix="keep the config inside the project") from None
     name = check_name(name or config.stem)
     found = settings_file.load(root, name)
+    if options.resume and found.resume_words is None:
+        raise UsageFault(
+            f"--resume: nothing says how {shlex.join(found.command)!r} goes on from a snapshot",
+            fix='say it in the settings: resume_args = ["--resume-from", "{newest}"] with the trainer\'s own flag, '
+            "or resume_args = [] where it finds its newest snapshot by itself",
+        )
     options = _bounded(options, root, name)
     env = {**found.env, **{k: os.environ[k] for k in SENT_ENVIRONMENT if k in os.environ}}
     attempt = time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(4)
@@ -139,6 +147,11 @@ def check_name(name: str) -> str:
     Raises:
         UsageFault: empty, with a slash, a leading dot or dash, or a control character.
     """
+    if len(name.encode()) > LONGEST_NAME:
+        raise UsageFault(
+            f"the name {name[:30]}… has {len(name.encode())} bytes, {LONGEST_NAME} are possible",
+            fix="take a shorter one",
+        )
     if not name or name[0] in ".-" or "/" in name or not name.isprintable():
         raise UsageFault(f"{name!r} can't name a run", fix="use letters, digits, dot, dash and underscore: --name NAME")
     return name
@@ -180,5 +193,5 @@ def outputs_exist(name: str, where: str, found: list[str]) -> UsageFault:
     """The refusal of a fresh start over an old run, with the ways on."""
     return UsageFault(
         f"the run {name!r} already has files {where}: {', '.join(found[:3])}{' …' if len(found) > 3 else ''}",
-        fix="go on with it (--resume), keep it aside and start anew (--fresh), or take another name (--name)",
+        fix="go on from its newest snapshot (--resume), or keep all of it aside and start anew (--fresh)",
     )

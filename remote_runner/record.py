@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from remote_runner.errors import Refused
+from remote_runner.errors import Refused, UsageFault
 from remote_runner.pod import files, layout
 from remote_runner.pod.status import utc
 
@@ -84,10 +84,16 @@ def only_controller(root: Path, name: str) -> Iterator[None]:
 
     Raises:
         Refused: another one has it.
+        UsageFault: the project's folder can't be written.
     """
     folder = root / layout.OWN
-    folder.mkdir(exist_ok=True)
-    fd = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        folder.mkdir(exist_ok=True)
+        fd = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        raise UsageFault(
+            f"{folder} can't be written: {e.strerror}", fix="make room, or work in a copy of the project you may write"
+        ) from None
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,8 +103,9 @@ def only_controller(root: Path, name: str) -> Iterator[None]:
                 f"another controller on this machine (pid {holder}) is busy with the run {name!r}",
                 fix=f"wait for it, or end it: kill -INT {holder}",
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, only the holder's pid is not told
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
         yield
     finally:
         os.close(fd)

@@ -94,7 +94,8 @@ def choose(agent: Agent, plan: Plan, store: Place, tell: Callable[[str], None], 
     if not found:
         raise UsageFault(
             f"--resume: no snapshot of {plan.name!r} {'in ' + only if only else 'on the pod, here or in the store'}",
-            fix="start it without --resume, or name the store that has it: --backup-to URL",
+            fix="begin it with --fresh (what an earlier start left is kept aside), or name the store that has it: "
+            "--backup-to URL",
         )
     faulty: set[tuple[str, str]] = set()
     for candidate in sorted(found, key=_first_the_highest):

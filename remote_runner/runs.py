@@ -43,6 +43,7 @@ def find(access: Access, start: Path, name: str | None, remote_dir: str) -> tupl
     """
     root = settings.find_root(start.absolute())
     pod = ssh.connect(access.endpoint(root))
+    access.remember(root)
     try:
         agent = Agent(pod, _remote_root(pod, root, name, remote_dir))
         there = agent.ask("runs")
@@ -50,11 +51,7 @@ def find(access: Access, start: Path, name: str | None, remote_dir: str) -> tupl
         holder = str((there.get("lease") or {}).get("name"))
         chosen = name or (holder if holder in names else "") or (names[0] if len(names) == 1 else "")
         if chosen not in names:
-            raise UsageFault(
-                f"{pod.endpoint}:{agent.root} has no run {chosen or 'to choose by itself'!r}; "
-                f"there: {', '.join(names) or 'none'}",
-                fix="name one of them, or the folder with --remote-dir",
-            )
+            raise _no_such_run(f"{pod.endpoint}:{agent.root}", chosen, names)
         plans.check_name(chosen)
         known = record.load(root, chosen)
         outputs = known.get("outputs") or agent.ask("job")["outputs"]
@@ -66,6 +63,13 @@ def find(access: Access, start: Path, name: str | None, remote_dir: str) -> tupl
     except BaseException:
         pod.close()
         raise
+
+
+def _no_such_run(where: str, name: str, there: list[str]) -> UsageFault:
+    if not there:
+        return UsageFault(f"{where} has no runs yet", fix="start one, or name another folder: --remote-dir DIR")
+    what = f"has no run {name!r}" if name else "has several runs, and none of them goes on"
+    return UsageFault(f"{where} {what}; there: {', '.join(there)}", fix="name one of them")
 
 
 def _remote_root(pod: ssh.Pod, root: Path, name: str | None, remote_dir: str) -> PurePosixPath:

@@ -136,7 +136,7 @@ class Settings:
     command: Command
     then: list[Command] = field(default_factory=list)  # after it, each only when the one before ended with 0
     check: Command | None = None  # judges the config here, before any connection
-    resume_args: Command = field(default_factory=lambda: ["--resume"])
+    resume_args: Command | None = None  # default: --resume under the contract; another trainer's must be said
     outputs: Annotated[list[str], Field(min_length=1), BeforeValidator(_listed)] = field(
         default_factory=lambda: ["artifacts/{name}"]
     )
@@ -161,6 +161,13 @@ class Settings:
     project: str = ""  # the project's name on pods and in stores; default: its folder's
     backup: Backup = field(default_factory=Backup)
     download: Download = field(default_factory=Download)
+
+    @property
+    def resume_words(self) -> list[str] | None:
+        """What is added to the command to go on; None where nobody said it and no contract does."""
+        if self.resume_args is None and self.pause == "contract":
+            return ["--resume"]
+        return self.resume_args
 
     @property
     def patterns(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import math
 import sys
@@ -72,8 +73,15 @@ class LazyGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {"-h", "--help", "--version"}
         if args and args[0] not in own and args[0] not in self._commands_in:
+            self._refuse_typo(ctx, args[0])
             args = [self._default, *args]
         return super().parse_args(ctx, args)
+
+    def _refuse_typo(self, ctx: click.Context, word: str) -> None:
+        """A bare word that is nearly a command is one: targets have a port, a user or a dot, or are aliases."""
+        near = difflib.get_close_matches(word, self._commands_in, n=1, cutoff=0.7)
+        if near and word.isalpha():
+            raise click.UsageError(f"no command {word!r}; did you mean {near[0]!r}?", ctx)
 
 
 class Hours(click.ParamType[float]):

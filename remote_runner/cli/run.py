@@ -55,6 +55,7 @@ def run(target: str, config: Path, extra: tuple[str, ...], **given: Any) -> int:
     from remote_runner import controller
     from remote_runner import plan as plans
     from remote_runner.access import Access
+    from remote_runner.errors import NotStarted
     from remote_runner.plan import Options
     from remote_runner.view import View
 
@@ -85,7 +86,10 @@ def run(target: str, config: Path, extra: tuple[str, ...], **given: Any) -> int:
         stop_after_s=given["stop_after"],
         on_interrupt=given["on_interrupt"],
     )
-    plan = plans.make(config, given["name"], options)
+    try:
+        plan = plans.make(config, given["name"], options)
+    except KeyboardInterrupt:
+        raise NotStarted("interrupted before the launch", fix="run the command again") from None
     access = Access.of(target, given)
     with View(given["verbose"]) as view:
         if given["test_deadline"]:

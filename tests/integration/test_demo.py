@@ -18,7 +18,7 @@ def test_the_demo_pauses_resumes_and_verifies(project: Project, tmp_path: Path) 
     results = Path(done.stdout.splitlines()[-1])
     assert results.is_relative_to(tmp_path)
     assert header.verify_digests(results / "artifacts/toy/toy-training.safetensors")["step"] == 300
-    for step in ("pausing", "--resume", "good: artifacts/toy/toy-training.safetensors", "verified"):
+    for step in ("paused", "--resume", "good: artifacts/toy/toy-training.safetensors", "verified"):
         assert step in done.stderr + done.stdout, step
     assert not (project.root / "artifacts").exists()  # nothing but the temporary folder is written
     shutil.rmtree(results.parent)

@@ -20,7 +20,7 @@ def load(folder: Path, text: str, name: str = "exp1") -> settings.Settings:
 def test_a_foreign_command_needs_nothing_else(tmp_path: Path) -> None:
     found = load(tmp_path, 'command = "python train.py --config {config}"\n')
     assert found.command == ["python", "train.py", "--config", "{config}"]
-    assert (found.pause, found.resume_args, found.outputs) == ("none", ["--resume"], ["artifacts/exp1"])
+    assert (found.pause, found.resume_args, found.outputs) == ("none", None, ["artifacts/exp1"])
     assert found.patterns == [NCM_MATCH, "train.py"]
     assert found.rules == list(foreign.PRESETS.values())
 
