@@ -200,7 +200,8 @@ def _room(root: Path, need_bytes: int) -> None:
     free_bytes = shutil.disk_usage(root).free
     if need_bytes + SPARE_BYTES > free_bytes:
         raise Unverified(
-            f"{root}: {need_bytes / 1e6:.1f} MB are to come (and {SPARE_BYTES >> 20} MiB stay free), {free_bytes / 1e6:.1f} MB are free; nothing was fetched",
+            f"{root}: {need_bytes / 1e6:.1f} MB are to come (and {SPARE_BYTES >> 20} MiB stay free), "
+            f"{free_bytes / 1e6:.1f} MB are free; nothing was fetched",
             fix="make room here, then: remote-run download",
         )
 

@@ -11,6 +11,10 @@ command -v sshd >/dev/null 2>&1 || [ -x /usr/sbin/sshd ] || missing+=(openssh-se
 command -v ssh-keygen >/dev/null 2>&1 || missing+=(openssh-client)
 command -v g++ >/dev/null 2>&1 || missing+=(g++)
 command -v git >/dev/null 2>&1 || missing+=(git)
+if [ "$(id -u)" = 0 ]; then # what a few tests use, and are skipped without
+    command -v faketime >/dev/null 2>&1 || missing+=(faketime)
+    command -v cron >/dev/null 2>&1 || [ -x /usr/sbin/cron ] || missing+=(cron)
+fi
 if [ ${#missing[@]} -gt 0 ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
         apt-get update -qq
