@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pods
 from projects import Project
+
+# A shell that runs the tests in the background has SIGINT ignored, and every process they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
