@@ -44,4 +44,5 @@ if [ $# -eq 0 ]; then
 fi
 # Tests that start trainers which a guard of this machine could see run one at a time, before the rest.
 pytest -m alone "$@" || [ $? -eq 5 ] # 5: the selection has none of these
-pytest -n "${TEST_JOBS:-3}" -m "not alone" "$@"
+# They mostly wait for pods and trainers: three a core keep two cores busy.
+pytest -n "${TEST_JOBS:-6}" -m "not alone" "$@"
