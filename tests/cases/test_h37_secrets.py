@@ -53,7 +53,7 @@ def test_credentials_of_the_store_stay_at_home(
     )
     stop.set()
     watcher.join()
-    assert done.returncode == (0 if good else 3), done.stderr
+    assert done.returncode == (0 if good else 2), done.stderr
     assert MARK not in done.stdout.encode() + done.stderr.encode()
     assert not seen
     assert not holding(project.root)
