@@ -85,15 +85,18 @@ def test_a_disk_gone_read_only_is_named_and_nothing_changes(disk):
 def test_a_trainer_goes_on_over_a_full_disk_and_ends_as_if_it_had_not_been(disk, tmp_path):
     whole = Root(tmp_path / "whole")
     whole.must_train()
-    artifacts = disk("cut/artifacts", "1m")
-    root = Root(tmp_path / "cut")
-    with root.started(strike="ncm_mlx.loop:_step:6:SIGSTOP") as trainer:
-        await_(lambda: "T (stopped)" in Path(f"/proc/{trainer.pid()}/status").read_text(), "the stop at step 6")
-        ballast = fill(artifacts, 4096)
-        trainer.send(signal.SIGCONT)
-        trainer.until("No space left on device")
-        ballast.unlink()
-        ended = trainer.ended()
+    for attempt in range(5):
+        artifacts = disk(f"cut{attempt}/artifacts", "1m")
+        root = Root(tmp_path / f"cut{attempt}")
+        with root.started(strike="ncm_mlx.loop:_step:6:SIGSTOP") as trainer:
+            await_(lambda t=trainer: "T (stopped)" in Path(f"/proc/{t.pid()}/status").read_text(), "the stop at step 6")
+            ballast = fill(artifacts, 4096)
+            trainer.send(signal.SIGCONT)
+            trainer.until("No space left on device")
+            ballast.unlink()
+            ended = trainer.ended()
+        if ended.code != 74:  # on a busy machine we may be slower than its patience: then it rightly gave up
+            break
     assert ended.code == 0, ended.output
     assert root.roots() == whole.roots()
 
