@@ -31,6 +31,7 @@ from remote_runner.target import Target, show_host
 CONNECT_S = 15.0
 BOOTING_S = 60.0  # how long a pod that drops connections before the login is given
 KEEPALIVE_S = 15
+_LAST_WORD_S = 0.5
 _KEPT_STDERR_BYTES = 16_384
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
 
@@ -353,11 +354,21 @@ class Program:
             yield block
 
     def code(self, timeout_s: float) -> int:
-        """The exit code; -1 where it ended by a signal."""
+        """The exit code; -1 where it ended by a signal.
+
+        Raises:
+            LinkLost: the connection went first, or nothing was said for `timeout_s`.
+        """
         if not self._channel.status_event.wait(timeout_s):
             raise LinkLost(f"{self._where}: no exit status after {timeout_s:.0f} s")
         self._drain.join(timeout_s)
-        return self._channel.recv_exit_status()
+        code = self._channel.recv_exit_status()
+        if code == -1:  # paramiko's word for both ends; its thread ends with the connection
+            transport = self._channel.get_transport()
+            transport.join(_LAST_WORD_S)
+            if not transport.is_active():
+                raise LinkLost(f"{self._where}: the connection went before the program's exit status")
+        return code
 
     def stderr(self) -> bytes:
         return bytes(self._stderr)

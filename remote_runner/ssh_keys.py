@@ -18,6 +18,7 @@ import paramiko
 from remote_runner.errors import PreflightFailed
 
 _USUAL = ("id_ed25519", "id_ecdsa", "id_rsa")
+_FEW_KEYS = 3  # OpenSSH hangs up after 6 by default (MaxAuthTries), hardened servers after 3
 
 
 def log_in(transport: paramiko.Transport, user: str, where: str, named: list[Path], only_named: bool) -> None:
@@ -37,8 +38,18 @@ def log_in(transport: paramiko.Transport, user: str, where: str, named: list[Pat
         offered.append(label)
         try:
             transport.auth_publickey(user, key)
-        except paramiko.AuthenticationException:
-            continue
+        except paramiko.AuthenticationException as e:
+            if transport.is_active() and "timeout" not in str(e):
+                continue
+            # paramiko has one exception for a key refused and for a server gone: only the first is final
+            if len(offered) >= _FEW_KEYS:
+                raise PreflightFailed(
+                    f"{where} closed the connection after {len(offered)} keys: {', '.join(offered)} (servers take "
+                    "only a few tries)",
+                    fix="name the right key with --identity FILE, and IdentitiesOnly yes in ~/.ssh/config",
+                    passing=True,
+                ) from None
+            raise paramiko.SSHException(str(e)) from None
         if transport.is_authenticated():
             return
     tried = ", ".join(offered) or "none: no key file, and no key in an agent"

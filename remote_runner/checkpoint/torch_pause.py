@@ -13,13 +13,17 @@ Not here: the flag itself (pause.py), what the exit code means (contract.py).
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import logging
+import os
 import signal
 import sys
 from pathlib import Path
 from typing import NoReturn, Optional, Sequence, Union
 
 from remote_runner.checkpoint import contract, pause
-from remote_runner.checkpoint.torch_ranks import any_rank, is_writer, share_error
+from remote_runner.checkpoint.torch_ranks import any_rank, is_writer, share_error, world_size
 
 
 class Pause:
@@ -35,6 +39,8 @@ class Pause:
     ) -> None:
         pause.install(tuple(signal.Signals[f"SIG{name}"] for name in signals))
         self._request = pause.Request(folder if folder is not None else "/nonexistent")
+        self._leaving_ranks = False
+        atexit.register(self._end_of_a_rank)  # the first to be registered is the last to run
 
     def asked(self) -> bool:
         """True, on every rank, when any rank was asked. Every rank must call it at the same step."""
@@ -48,4 +54,14 @@ class Pause:
         if is_writer():
             self._request.obeyed()
             contract.say("paused: full training state saved")
+        self._leaving_ranks = world_size() > 1
         sys.exit(contract.PAUSED)
+
+    def _end_of_a_rank(self) -> None:
+        """Past PyTorch's own teardown: gloo's aborts now and then (exit -6), which would stand where 75 should."""
+        if self._leaving_ranks:
+            logging.shutdown()
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(contract.PAUSED)

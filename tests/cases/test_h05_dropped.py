@@ -33,6 +33,26 @@ def test_a_booting_pod_is_waited_for_with_growing_pauses(pod: TestPod, tmp_path:
     assert all("closed the connection before the login" in text for _, text in told)
 
 
+@pytest.mark.parametrize("after_bytes", [10, 1000, 1300, *range(1620, 1800, 15)])
+def test_a_server_that_goes_during_the_login_is_no_refusal(pod: TestPod, tmp_path: Path, after_bytes: int) -> None:
+    """Cut anywhere between its banner and the word that the key is good: tried again, never called a wrong key."""
+    with relay.to(pod.port, cut_first_after=after_bytes) as way:
+        where = peers.endpoint(pod, tmp_path, way.port)
+        with ssh.connect(where) as connection:
+            assert connection.host_key().startswith("SHA256:")
+        assert way.accepted <= 2
+
+
+@pytest.mark.parametrize("after_bytes", [2500, 3000])
+def test_a_connection_lost_after_the_login_is_not_a_program_that_said_nothing(
+    pod: TestPod, tmp_path: Path, after_bytes: int
+) -> None:
+    with relay.to(pod.port, cut_first_after=after_bytes) as way:
+        connection = ssh.connect(peers.endpoint(pod, tmp_path, way.port))
+        with connection, pytest.raises(ssh.LinkLost):
+            connection.run("head -c 4000 /dev/zero; sleep 60")
+
+
 def open_sockets(port: int) -> list[str]:
     done = subprocess.run(["ss", "-tnp", f"dport = :{port}"], capture_output=True, text=True, check=True)
     return [line for line in done.stdout.splitlines()[1:] if f"pid={os.getpid()}," in line]
