@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pods
 from projects import Project
 
-# A shell that runs the tests in the background has SIGINT ignored, and every process they start would inherit that.
+# A shell that runs the tests in the background has SIGINT ignored, nohup SIGHUP; what they start would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
