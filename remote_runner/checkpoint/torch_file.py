@@ -1,8 +1,10 @@
 """Write the bytes of one checkpoint file, read back and durable before anything is named after it.
 
-    writer   CRC, header, data of each member in turn
-    reader     trails it: reads back, compares with memory, SHA-256
-    flusher    starts the disk early; a last fsync when all is written
+    writer     CRC, header, data of each member in turn; the disk is set to work at once
+    reader     trails it: reads back, compares with memory
+    hasher     SHA-256 of the same bytes in memory: of the file too, where the reader found them equal
+
+Two cores are busy for as long as one takes for SHA-256 alone.
 
 Not here: what is saved (torch_state.py), the archive's layout (torch_zip.py), its name (torch_publish.py).
 """
@@ -18,14 +20,14 @@ import zlib
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
-import numpy
 import torch
 
 from remote_runner.checkpoint import rotate, torch_zip
+from remote_runner.checkpoint.tensors import same
 from remote_runner.checkpoint.torch_zip import CheckpointCorrupt, Member
 
 CHUNK_BYTES = 1 << 20  # stays in the cache between reading, comparing and hashing
-_FLUSH_EVERY_BYTES = 128 << 20
+_DISK_EVERY_BYTES = 8 << 20
 Record = Tuple[str, memoryview]
 
 
@@ -69,11 +71,17 @@ def _pieces(records: List[Record]) -> Iterator[memoryview]:
     yield memoryview(torch_zip.directory(placed, offset))
 
 
+def _chunks(records: List[Record]) -> Iterator[memoryview]:
+    for piece in _pieces(records):
+        for start in range(0, piece.nbytes, CHUNK_BYTES):
+            yield piece[start : start + CHUNK_BYTES]
+
+
 def write_verified(temp: Path, records: List[Record]) -> str:
     """Write the members to a new file, read it back against memory, and make it durable.
 
     Returns:
-        The hex SHA-256 of what was read back.
+        The file's hex SHA-256: of the bytes in memory, with which those read back were equal.
 
     Raises:
         CheckpointCorrupt: the file does not hold what was written.
@@ -81,22 +89,25 @@ def write_verified(temp: Path, records: List[Record]) -> str:
     """
     descriptor = os.open(str(temp), os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o644)
     try:
-        reader = _Follower(lambda: _read_back(temp, descriptor))
-        flusher = _Follower(lambda: _flush(descriptor))
+        hasher = _Follower(_hash)
+        behind = [_Follower(lambda: _read_back(temp, descriptor)), hasher]
+        written = begun = 0
         try:
-            for piece in _pieces(records):
-                for start in range(0, piece.nbytes, CHUNK_BYTES):
-                    chunk = piece[start : start + CHUNK_BYTES]
-                    _write_all(descriptor, chunk)
-                    reader.follow(chunk)
-                    flusher.follow(chunk)
+            for chunk in _chunks(records):
+                _write_all(descriptor, chunk)
+                for follower in behind:
+                    follower.follow(chunk)
+                written += chunk.nbytes
+                if written - begun >= _DISK_EVERY_BYTES:
+                    rotate.begin_write_back(descriptor, begun, written - begun)
+                    begun = written
         finally:
-            flusher.finish()
-            digest = reader.finish()
+            for follower in behind:
+                follower.finish()
         rotate.sync_file(descriptor)
-        reader.raise_error()
-        flusher.raise_error()
-        return str(digest)
+        for follower in behind:
+            follower.raise_error()
+        return str(hasher.result)
     finally:
         os.close(descriptor)
 
@@ -106,7 +117,8 @@ class _Follower:
 
     def __init__(self, job: Callable[[], Any]) -> None:
         self._chunks: queue.SimpleQueue[Optional[memoryview]] = queue.SimpleQueue()
-        self._job, self._result = job(), None  # type: Any, Any
+        self._job = job()
+        self.result: Any = None
         self._error: Optional[BaseException] = None
         next(self._job)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -116,11 +128,10 @@ class _Follower:
         """Hand over the next chunk."""
         self._chunks.put(chunk)
 
-    def finish(self) -> Any:
-        """Say that no more comes, wait, and return the job's result."""
+    def finish(self) -> None:
+        """Say that no more comes, and wait for its result."""
         self._chunks.put(None)
         self._thread.join()
-        return self._result
 
     def raise_error(self) -> None:
         """Raise what the thread met."""
@@ -132,35 +143,31 @@ class _Follower:
             while True:
                 self._job.send(self._chunks.get())
         except StopIteration as end:
-            self._result = end.value
+            self.result = end.value
         except BaseException as error:  # noqa: BLE001  raise_error() raises it in the writer's thread
             self._error = error
 
 
 def _read_back(path: Path, descriptor: int) -> Any:
-    buffer, digest, position = memoryview(bytearray(CHUNK_BYTES)), hashlib.sha256(), 0
-    while True:
-        written = yield
-        if written is None:
-            return digest.hexdigest()
-        view = buffer[: written.nbytes]
-        _read_exactly(path, descriptor, view, position)
-        if not _same(view, written):
-            raise CheckpointCorrupt(f"{path}: other bytes were read back than written, near byte {position}")
-        digest.update(view)
-        position += view.nbytes
-
-
-def _flush(descriptor: int) -> Any:
-    waiting = 0
+    buffer, position = memoryview(bytearray(CHUNK_BYTES)), 0
     while True:
         written = yield
         if written is None:
             return
-        waiting += written.nbytes
-        if waiting >= _FLUSH_EVERY_BYTES:
-            os.fsync(descriptor)
-            waiting = 0
+        view = buffer[: written.nbytes]
+        _read_exactly(path, descriptor, view, position)
+        if not same(view, written):
+            raise CheckpointCorrupt(f"{path}: other bytes were read back than written, near byte {position}")
+        position += view.nbytes
+
+
+def _hash() -> Any:
+    digest = hashlib.sha256()
+    while True:
+        written = yield
+        if written is None:
+            return digest.hexdigest()
+        digest.update(written)
 
 
 def _write_all(descriptor: int, chunk: memoryview) -> None:
@@ -175,8 +182,3 @@ def _read_exactly(path: Path, descriptor: int, view: memoryview, position: int) 
         if count == 0:
             raise CheckpointCorrupt(f"{path}: ends at byte {position + done}, before what was written")
         done += count
-
-
-def _same(a: memoryview, b: memoryview) -> bool:
-    kind = numpy.uint64 if a.nbytes % 8 == 0 else numpy.uint8  # eight at a time take half as long
-    return bool(numpy.array_equal(numpy.frombuffer(a, kind), numpy.frombuffer(b, kind)))

@@ -16,11 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-import numpy as np
-
 from remote_runner.checkpoint import finite, header, rotate
 from remote_runner.checkpoint.header import SnapshotCorrupt
-from remote_runner.checkpoint.tensors import Tensor, bytes_of
+from remote_runner.checkpoint.tensors import Tensor, bytes_of, same
 
 
 class Proof(NamedTuple):
@@ -78,7 +76,7 @@ def _write_and_prove(
                 if len(data) != e.end - e.begin:
                     raise ValueError(f"{e.name}: {len(data)} bytes given for {e.dtype} {list(e.shape)}")
                 _write_all(fd, data)
-                _begin_write_back(fd, start + e.begin, len(data))
+                rotate.begin_write_back(fd, start + e.begin, len(data))
                 proofs[e.name] = pool.submit(_prove, fd, start, e, tensors[e.name])
             return {name: proof.result() for name, proof in proofs.items()}
         except BaseException:
@@ -89,25 +87,15 @@ def _write_and_prove(
 
 def _prove(fd: int, start: int, e: header.Entry, t: Tensor) -> Proof:
     """Read one tensor back. Raises SnapshotCorrupt where a byte is not the one in memory."""
-    given, good = np.frombuffer(bytes_of(t), np.uint8), True
+    given, good = bytes_of(t), True
 
     def look(_: header.Entry, at: int, block: memoryview) -> None:
         nonlocal good
-        if not np.array_equal(np.frombuffer(block, np.uint8), given[at : at + len(block)]):
+        if not same(block, given[at : at + len(block)]):
             raise SnapshotCorrupt(f"{e.name}: what was read back is not what was written")
         good = good and finite.count(e.dtype, block) == (0, 0)
 
     return Proof(header.digest_tensor(fd, start, e, look), good)
-
-
-def _begin_write_back(fd: int, at: int, length: int) -> None:
-    """Have the kernel begin to write to the disk now, so that fsync finds little left to do.
-
-    Linux starts write-back for POSIX_FADV_DONTNEED and drops only pages that are clean (mm/fadvise.c).
-    """
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(fd, at, length, os.POSIX_FADV_DONTNEED)
 
 
 def _write_all(fd: int, block: memoryview) -> None:
