@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from remote_runner import code_files, transfer
+from remote_runner import code_files, secrets, transfer
 from remote_runner.agent import Agent, Denied
 from remote_runner.agent import field as answer_field
 from remote_runner.errors import NotStarted
@@ -62,6 +62,7 @@ def collect(plan: Plan) -> Code:
         except OSError:
             continue  # gone since it was listed
     known.save()
+    secrets.refuse_in_files([(i.path, i.source) for i in code.items], plan.secrets)
     return code
 
 
