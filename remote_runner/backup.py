@@ -82,19 +82,23 @@ class Backup:
     heads: dict[str, dict[str, Any]] = field(repr=False)  # what each snapshot blob says of itself, by digest
 
 
-def make(source: Source, place: Place, spool: Path, attempt: str, last: Backup | None) -> Backup:
+def make(
+    source: Source, place: Place, spool: Path, attempt: str, last: Backup | None, began_s: float | None = None
+) -> Backup:
     """Bring a run's files into the store; what the store has is not sent again.
 
     Args:
         spool: a folder of ours on a disk with room for the largest file.
         last: the backup before, when this process made it: saves reading what it knows.
+        began_s: since when it is under way, by the monotonic clock: a connection that had to be made is part of what
+            it took. Default: now.
 
     Raises:
         OSError: the store refused, or the disk here.
         Unverified: bytes arrived damaged, or the store does not give back what it got.
         LinkLost: the link broke; nothing counts that is not whole.
     """
-    began, began_s = time.time(), time.monotonic()
+    began, began_s = time.time(), time.monotonic() if began_s is None else began_s
     with retention.writing(place) as mark:
         sizes = vault.blob_sizes(place)
         heads = dict(last.heads) if last else _known_heads(place)
@@ -112,7 +116,6 @@ def make(source: Source, place: Place, spool: Path, attempt: str, last: Backup |
             "id": backup_id,
             "made_at": utc(began),
             "unix_s": began,
-            "took_s": round(time.monotonic() - began_s, 3),
             "attempt": attempt,
             "lineage": newest["lineage"] if newest else None,
             "newest": newest,
@@ -122,9 +125,14 @@ def make(source: Source, place: Place, spool: Path, attempt: str, last: Backup |
             "new_bytes": job.new_bytes,
             "verified": True,  # every blob was read back when it was stored; sizes of all are checked below
         }
+        held_s = time.monotonic()
         mark.hold()  # else we slept, and what we saw in the store may be gone
         if gone := vault.missing(place, manifest):
             raise OSError(f"{gone[0]}: gone from the store while the backup was made")
+        now_s = time.monotonic()
+        manifest["took_s"] = round(
+            now_s - began_s + now_s - held_s, 3
+        )  # its own way there: about as long as the mark's
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False).encode()
         place.store.put(place.manifest(backup_id), text)
     if last is None or len(vault.manifests(place)) > place.keep:

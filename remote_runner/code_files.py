@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from remote_runner import rates
 from remote_runner.errors import UsageFault
 from remote_runner.plan import Plan
 from remote_runner.pod import files, layout
@@ -203,16 +204,8 @@ def guard_size(found: Found, rate_bytes_s: float | None, price_usd_h: float | No
     lines = [f"  {f.size / 1e6:10.1f} MB  {f.path}" for f in sorted(counted, key=lambda f: -f.size)[:_SHOWN]]
     raise UsageFault(
         f"{total / 1e6:.0f} MB in {len(counted)} files would be sent, {len(large)} of them above "
-        f"{LARGE_FILE_BYTES / 1e6:.0f} MB; {_time_and_cost(total, rate_bytes_s, price_usd_h)}. The largest:\n"
+        f"{LARGE_FILE_BYTES / 1e6:.0f} MB; {rates.forecast(total, rate_bytes_s, price_usd_h)}. The largest:\n"
         + "\n".join(lines),
         fix="let git ignore them, add them to `exclude`, fetch them on the pod (`data`), name them in `include`, "
         "or send all of it with --yes",
     )
-
-
-def _time_and_cost(size: int, rate_bytes_s: float | None, price_usd_h: float | None) -> str:
-    if rate_bytes_s is None:
-        return "how long it takes was not measured yet"
-    took_s = size / rate_bytes_s
-    text = f"about {took_s / 60:.1f} min at the {rate_bytes_s / 1e6:.1f} MB/s of the last upload"
-    return text + (f", {took_s / 3600 * price_usd_h:.2f} USD of pod time" if price_usd_h else "")

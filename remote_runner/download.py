@@ -18,17 +18,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from remote_runner import keeping, resume, transfer
+from remote_runner import keeping, rates, resume, transfer
 from remote_runner.agent import Agent, Denied
 from remote_runner.agent import field as answer_field
-from remote_runner.checkpoint import header, lineage, snapshot
+from remote_runner.checkpoint import header, snapshot
 from remote_runner.durations import show
 from remote_runner.errors import Unverified
 from remote_runner.pod import digests, files, layout, preserve
 
 AGAIN = 3  # how often what changes meanwhile is fetched
 HASH_AT_ONCE = 64
-TELL_BYTES = 1_000_000_000
 _PROVING = ("-training.safetensors", "-training.previous.safetensors")
 SPARE_BYTES = 16 << 20
 
@@ -63,11 +62,13 @@ def bring_home(
     tell: Callable[[str], None],
     keep: str = "",
     ask: Callable[[str], bool] | None = None,
+    price_usd_h: float | None = None,
 ) -> Home:
     """Download a run; may be repeated at any point and then fetches what is missing.
 
     Args:
         keep: which checkpoints come (keeping.py); empty: all, beyond 50 GB as `ask` says.
+        price_usd_h: of the pod, where it is known.
 
     Raises:
         OSError: the disk here refused.
@@ -78,9 +79,7 @@ def bring_home(
     found = _without_twins(found, root, home)
     sizes = {path: int(entry["size"]) for path, entry in found.items()}
     chosen, home.stayed = keeping.choose(sizes, keeping.settle(sizes, keep, ask))
-    if home.stayed:
-        more = " …" if len(home.stayed) > 5 else ""
-        tell(f"{len(home.stayed)} checkpoints stay on the pod: {', '.join(home.stayed[:5])}{more}")
+    keeping.say_left({path: sizes[path] for path in home.stayed}, tell)
     found = {path: found[path] for path in chosen}
     _keep_if_newer(agent, root, name, outputs, tell)
     known = digests.Digests(str(root))
@@ -90,7 +89,7 @@ def bring_home(
     try:
         wanted = _differing(agent, root, found, home, known, incoming, placed)
         need_bytes = sum(sizes[p] for p in wanted)
-        _announce(need_bytes, len(wanted), tell)
+        rates.announce(root, "down", need_bytes, len(wanted), price_usd_h, tell)
         _room(root, need_bytes - _begun_bytes(incoming))
         for attempt in range(1, AGAIN + 1):
             began = time.monotonic()
@@ -98,7 +97,9 @@ def bring_home(
             for one in transfer.fetch(agent, wanted, incoming, {p: sizes[p] for p in wanted}, here=root):
                 if _take(root, one, home, placed):
                     arrived.append(replace(one, temp=incoming))  # of 100,000 files each path is memory
-            _say_rate(home.fetched_bytes - before, time.monotonic() - began, tell)
+            took_s = time.monotonic() - began
+            rates.remember(root, "down", home.fetched_bytes - before, took_s)
+            _say_rate(home.fetched_bytes - before, took_s, tell)
             wanted = _changed_meanwhile(agent, wanted, home)
             if not wanted:
                 break
@@ -120,13 +121,8 @@ def _without_twins(found: dict[str, dict[str, Any]], root: Path, home: Home) -> 
     return {path: entry for path, entry in found.items() if path not in doubled}
 
 
-def _announce(size_bytes: int, count: int, tell: Callable[[str], None]) -> None:
-    if size_bytes > TELL_BYTES:
-        tell(f"{count} files, {size_bytes / 1e9:.1f} GB are to come; at 50 MB/s that takes {show(size_bytes / 50e6)}")
-
-
 def _say_rate(size_bytes: int, took_s: float, tell: Callable[[str], None]) -> None:
-    if size_bytes > TELL_BYTES:
+    if size_bytes > rates.ANNOUNCE_BYTES:
         tell(f"{size_bytes / 1e9:.1f} GB in {show(took_s)}, {size_bytes / 1e6 / max(took_s, 1e-3):.0f} MB/s")
 
 
@@ -226,7 +222,7 @@ def _keep_if_newer(agent: Agent, root: Path, name: str, outputs: list[str], tell
 
 def _is_other(here: dict[str, Any], there: dict[str, Any]) -> bool:
     """Whether the pod's state did not come from the one here: another identity or lineage, or a fork."""
-    if here["stage"] != there["stage"] or lineage.came_from(there, here):
+    if here["stage"] != there["stage"]:
         return False
     if here["step"] == there["step"]:
         return bool(here["root"] != there["root"])

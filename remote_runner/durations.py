@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import sys
+import time
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _FORM = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([smhd])\s*$")
@@ -20,6 +22,13 @@ def parse(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise ValueError(f"{text!r} is no length of time: write 30s, 15m or 2h")
     return seconds
+
+
+def clock_s() -> float:
+    """Seconds of a clock that is never set and goes on while the machine sleeps."""
+    if sys.platform == "darwin":
+        return time.clock_gettime(time.CLOCK_MONOTONIC)  # there time.monotonic() stands still in sleep
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def show(seconds: float) -> str:

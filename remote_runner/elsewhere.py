@@ -48,8 +48,17 @@ class Reader(Agent):
         Conversation.__init__(self, program, str(pod.endpoint), nonce)
 
 
-def bring(access: Access, source: str, to: Path, tell: Callable[[str], None]) -> Home:
+def bring(
+    access: Access,
+    source: str,
+    to: Path,
+    tell: Callable[[str], None],
+    keep: str = "",
+    ask: Callable[[str], bool] | None = None,
+) -> Home:
     """Fetch a folder of a pod into `to`, under its own name; what is there already is not fetched again.
+
+    `keep` and `ask` as for a run's download.
 
     Raises:
         UsageFault: no absolute path, or nothing there. Unverified, OSError: as for a run's download.
@@ -60,7 +69,7 @@ def bring(access: Access, source: str, to: Path, tell: Callable[[str], None]) ->
     to.mkdir(parents=True, exist_ok=True)
     try:
         with ssh.connect(access.endpoint(to)) as pod, Reader(pod, path.parent) as agent:
-            home = download.bring_home(agent, to, path.name, [path.name], tell)
+            home = download.bring_home(agent, to, path.name, [path.name], tell, keep, ask)
     except LinkLost as e:
         raise OutOfContact(f"the connection broke: {e}", fix="run the same command again: it goes on") from None
     if not home.manifest and not home.unverified:

@@ -10,12 +10,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from remote_runner import ssh
+from remote_runner import record, ssh
 from remote_runner.agent import Agent, Denied, printable
-from remote_runner.errors import Refused
+from remote_runner.errors import PreflightFailed, Refused, RunnerError, UsageFault
+from remote_runner.hostkeys import Policy
 from remote_runner.plan import Plan
 from remote_runner.preflight import Facts
-from remote_runner.ssh import Pod
+from remote_runner.ssh import LinkLost, Pod
+from remote_runner.target import parse
 
 
 def hold(pod: Pod, plan: Plan, facts: Facts, tell: Callable[[str], None]) -> Agent:
@@ -37,7 +39,7 @@ def hold(pod: Pod, plan: Plan, facts: Facts, tell: Callable[[str], None]) -> Age
         answer = agent.ask("hold", match=plan.settings.patterns, lease=lease, ignore_running=options.ignore_running)
     except Denied as e:
         agent.close()
-        raise refusal(str(pod.endpoint), e) from None
+        raise refusal(str(pod.endpoint), e, plan.name) from None
     for process in answer.get("running") or []:
         tell(f"going on although this runs there, as asked: {_show(process)}")
     for line in answer.get("gpu") or []:
@@ -61,14 +63,35 @@ def _show(process: dict[str, Any]) -> str:
     return printable(text.format_map({k: process.get(k, "?") for k in ("pid", "since", "user", "command")}))
 
 
-def _follow(where: str, found: list[dict[str, Any]]) -> str:
-    """How to look at what runs there, where it is a run of this tool."""
-    runs = {(str(p["run"]), str(p.get("root"))): None for p in found if p.get("run")}
-    words = [f"remote-run attach {where} {name} --remote-dir {root}" for name, root in runs]
-    return printable(f", or follow it: {'; '.join(words)}") if words else "; no run of this tool is among it"
+def ask_last_target(plan: Plan, here: str, policy: Policy, tell: Callable[[str], None]) -> None:
+    """Before going on elsewhere: does the pod of the last attempt still train?
+
+    Raises:
+        Refused: it does.
+        UsageFault: it does not answer, and the user has not said `--abandon`.
+    """
+    last = record.last_attempt(record.load(plan.root, plan.name))
+    there = last.get("target")
+    if not there or there == here or last.get("ended") or plan.options.abandon in (there, last.get("target_text")):
+        return
+    try:
+        endpoint = ssh.resolve(parse(last["target_text"]), policy, last.get("user"), None)
+        with ssh.connect(endpoint) as pod, Agent(pod, last["root"]) as agent:
+            lives = bool(agent.ask("state", name=plan.name).get("supervisor_lives"))
+    except (PreflightFailed, LinkLost, RunnerError) as e:
+        raise UsageFault(
+            f"the last attempt of {plan.name!r} went to {there}, which does not answer ({e}); it may still train there",
+            fix=f"if that pod is gone, say so: --abandon {there}",
+        ) from None
+    if lives:
+        raise Refused(
+            f"{plan.name!r} still runs on {there}",
+            fix=f"pause it first: remote-run pause {there} {plan.name}; or follow it: remote-run attach {there}",
+        )
+    tell(f"the last attempt, on {there}, is over")
 
 
-def refusal(where: str, denied: Denied) -> Refused:
+def refusal(where: str, denied: Denied, run: str) -> Refused:
     """Why a machine is not taken, as the program there says it."""
     if denied.reason == "held":
         lease = denied.facts.get("lease") or {}
@@ -79,11 +102,11 @@ def refusal(where: str, denied: Denied) -> Refused:
             fix=f"look at it (remote-run attach {where} {name}), or wait for its end",
         )
     if denied.reason == "running":
-        found = [p for p in denied.facts.get("processes", []) if isinstance(p, dict)]
-        shown = "\n".join("  " + _show(p) for p in found)
+        shown = "\n".join("  " + _show(p) for p in denied.facts.get("processes", []))
         return Refused(
             f"{where}: a training runs there already; nothing was changed\n{shown}",
-            fix=f"wait for it{_follow(where, found)}. If both shall share the machine: --ignore-running",
+            fix=f"wait for it, or if it is ours: remote-run attach {where} {run}. "
+            "If both shall share the machine: --ignore-running",
         )
     if denied.reason == "cannot-look":
         return Refused(

@@ -4,6 +4,8 @@
     newest:N       the N with the highest step in their names, and whatever is called best
     a glob         checkpoints whose path fits; everything that is no checkpoint comes in any case
 
+What a resume takes along is settled here too: snapshots, and the rest up to 5 GB.
+
 Not here: how they come (download.py).
 """
 
@@ -18,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from remote_runner.errors import UsageFault
 
 ASK_BYTES = 50_000_000_000
+RESUME_LIMIT_BYTES = 5_000_000_000
 _SUFFIXES = {".pt", ".pth", ".ckpt", ".safetensors", ".bin"}
 _STEP = re.compile(r"\d+")
 
@@ -66,6 +69,35 @@ def settle(sizes: Mapping[str, int], keep: str, ask: Callable[[str], bool] | Non
     if ask is not None and ask(f"{len(sizes)} files, {total / 1e9:.0f} GB: bring all of them?"):
         return "all"
     return "newest:2"
+
+
+def along(sizes: Iterable[tuple[str, int]], first: Callable[[str], bool], all_outputs: bool) -> list[str]:
+    """What a resume takes along: the snapshots, then the smaller files up to 5 GB together; or all, if asked for."""
+    room = float("inf") if all_outputs else RESUME_LIMIT_BYTES
+    found = []
+    for path, size in sorted(sizes, key=lambda f: (not first(f[0]), f[1])):
+        if first(path) or size <= room:
+            found.append(path)
+            room -= size
+    return found
+
+
+def say_stayed(stayed: list[str], tell: Callable[[str], None]) -> None:
+    """List what is beyond the limit."""
+    if stayed:
+        tell(
+            f"{len(stayed)} files beyond {RESUME_LIMIT_BYTES / 1e9:.0f} GB do not go along (--all-outputs takes them): "
+            f"{', '.join(stayed[:5])}{' …' if stayed[5:] else ''}"
+        )
+
+
+def say_left(sizes: Mapping[str, int], tell: Callable[[str], None]) -> None:
+    """List the checkpoints that the rule leaves on the pod, each with its size."""
+    if sizes:
+        tell(
+            f"{len(sizes)} checkpoints stay on the pod, {sum(sizes.values()) / 1e9:.2f} GB; download --keep all brings "
+            "them:\n" + "\n".join(f"  {size / 1e6:10.1f} MB  {path}" for path, size in sorted(sizes.items()))
+        )
 
 
 def twins(paths: Iterable[str], case_blind: bool, form_blind: bool) -> dict[str, str]:

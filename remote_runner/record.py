@@ -38,6 +38,12 @@ def last_attempt(record: dict[str, Any]) -> dict[str, Any]:
     return last if isinstance(last, dict) else {}
 
 
+def price_usd_h(record: dict[str, Any]) -> float | None:
+    """What the last attempt's pod costs an hour, where it was said."""
+    price = last_attempt(record).get("price_usd_h")
+    return float(price) if isinstance(price, (int, float)) else None
+
+
 def git_state(root: Path) -> dict[str, Any]:
     """Commit and uncommitted difference of the code that is sent; empty without git."""
 

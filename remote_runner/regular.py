@@ -5,6 +5,7 @@ Not here: how one is made (backup.py).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 from remote_runner import backup
 from remote_runner.agent import Agent, Denied
 from remote_runner.backup import Backup
-from remote_runner.durations import show
+from remote_runner.durations import clock_s, show
 from remote_runner.errors import BackupFailed, NotStarted, RunnerError, Unverified
 from remote_runner.link import Link
 from remote_runner.onpod import OnPod
@@ -25,6 +26,7 @@ AGAIN_S = 60.0  # after a failure, where the interval is longer
 LAST_ONE_S = 600.0
 CLOSE_S = 15.0
 LOOK_EVERY_S = 0.2
+WAKE_S = 5.0
 MOST_LINES = 10  # of skips at once; after a long sleep they are only counted
 
 
@@ -43,10 +45,12 @@ class Regular:
         attempt: str,
         every_s: float,
         tell: Callable[[str], None],
+        began_s: float | None = None,
     ) -> None:
+        """`began_s`: since when, by durations.clock_s, there is something to lose; default: now."""
         self.place, self.every_s = place, every_s
         self._spool, self._outputs, self._attempt, self._tell = spool, outputs, attempt, tell
-        self._due_s = time.monotonic() + every_s
+        self._due_s = (clock_s() if began_s is None else began_s) + every_s
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._beside: Agent | None = None  # whose connection that one shares
@@ -61,13 +65,19 @@ class Regular:
             self._thread.start()
 
     def _run(self, link: Link) -> None:
-        while not self._stop.wait(max(0.0, self._due_s - time.monotonic())):
+        self._connect(link)  # ahead of time: it takes as long as a small backup
+        while not self._stop.is_set():
+            began_s = clock_s()
+            if began_s < self._due_s:
+                self._stop.wait(
+                    min(self._due_s - began_s, WAKE_S)
+                )  # a longer wait stands still in this machine's sleep
+                continue
             if link.current is None:
                 self._stop.wait(LOOK_EVERY_S)
                 continue
-            began_s = time.monotonic()
             worked = self._try(link)
-            now_s = time.monotonic()
+            now_s = clock_s()
             # what fell due before this one began was missed asleep or without a link; one makes up for all of them
             self._due_s = max(self._due_s, began_s) + self.every_s
             self._skip(now_s)
@@ -75,13 +85,21 @@ class Regular:
                 self._due_s = min(self._due_s, now_s + AGAIN_S)
         self._let_go()
 
+    def _connect(self, link: Link) -> None:
+        with contextlib.suppress(LinkLost, RunnerError, OSError):  # when one is due, it tells
+            self._ready(link)
+
+    def _ready(self, link: Link) -> Agent:
+        if self._agent is None or self._beside is not link.current:
+            self._let_go()
+            self._beside = link.current
+            self._agent = link.second()
+        return self._agent
+
     def _try(self, link: Link) -> bool:
+        began_s = time.monotonic()
         try:
-            if self._agent is None or self._beside is not link.current:
-                self._let_go()
-                self._beside = link.current
-                self._agent = link.second()
-            made = self._one(self._agent)
+            made = self._one(self._ready(link), began_s)
         except LinkLost:
             self._let_go()
             if not self._stop.is_set():
@@ -119,9 +137,9 @@ class Regular:
         if skipped > MOST_LINES:
             self._tell(f"{skipped} backups skipped in all")
 
-    def _one(self, agent: Agent) -> Backup:
+    def _one(self, agent: Agent, began_s: float | None = None) -> Backup:
         source = OnPod(agent, self._outputs, self.place.name)
-        return backup.make(source, self.place, self._spool, self._attempt, self.last)
+        return backup.make(source, self.place, self._spool, self._attempt, self.last, began_s)
 
     def _count(self, made: Backup) -> None:
         self.last, self.made = made, self.made + 1

@@ -14,16 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from remote_runner import record, restoring, ssh, transfer, vault
+from remote_runner import record, restoring, transfer, vault
 from remote_runner.agent import Agent, Denied, printable
 from remote_runner.agent import field as answer_field
-from remote_runner.checkpoint import header, lineage
-from remote_runner.errors import PreflightFailed, Refused, RunnerError, Unverified, UsageFault
-from remote_runner.hostkeys import Policy
+from remote_runner.checkpoint import header
+from remote_runner.errors import Unverified, UsageFault
 from remote_runner.plan import Plan
 from remote_runner.pod import foreign, layout, preserve
-from remote_runner.ssh import LinkLost
-from remote_runner.target import parse
+from remote_runner.pulling import Direct
 from remote_runner.vault import Place
 
 PLACES = ("pod", "here", "store")
@@ -65,7 +63,9 @@ class Winner:
 
     candidate: Candidate
     manifest: dict[str, Any] = field(default_factory=dict, repr=False)
-    fetched: list[transfer.Fetched] = field(default_factory=list, repr=False)  # of a backup: proven, not yet in place
+    # of a backup, proven and not yet in place: what came here, or what the pod fetched by itself
+    fetched: list[transfer.Fetched] = field(default_factory=list, repr=False)
+    on_pod: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     @property
     def place(self) -> str:
@@ -98,11 +98,12 @@ def choose(agent: Agent, plan: Plan, store: Place, tell: Callable[[str], None], 
             "--backup-to URL",
         )
     faulty: set[tuple[str, str]] = set()
+    direct = Direct(agent, plan, store, tell)
     for candidate in sorted(found, key=_first_the_highest):
         if candidate.set_id in faulty and candidate.place == "store":
             continue
         try:
-            winner = _proven(agent, plan, store, candidate, found)
+            winner = _proven(agent, plan, direct, candidate, found)
         except (Denied, Unverified, header.SnapshotCorrupt, OSError) as e:
             faulty.add(candidate.set_id)
             tell(f"passing over {candidate}: {printable(str(e))}")
@@ -138,7 +139,7 @@ def _refuse_fork(winner: Candidate, found: list[Candidate]) -> None:
     ours[winner.stage] = winner
     for other in found:
         mine = ours.get(other.stage)
-        if mine is None or other is mine or lineage.came_from(vars(mine), vars(other)):
+        if mine is None or other is mine:
             continue
         if other.step == mine.step and other.root != mine.root:
             why = f"same step, roots {mine.root[:16]} and {other.root[:16]}"
@@ -201,8 +202,7 @@ def _on_pod(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> Iterator[C
 def _here(plan: Plan, tell: Callable[[str], None]) -> Iterator[Candidate]:
     outputs, rules = plan.outputs, plan.settings.rules
     own = layout.snapshots(str(plan.root), outputs)
-    known = record.load(plan.root, plan.name).get("lineage")
-    for path, head, why in [*own, *foreign.heads(str(plan.root), outputs, rules, known)]:
+    for path, head, why in [*own, *foreign.heads(str(plan.root), outputs, rules)]:
         if head is not None:
             yield _candidate("here", head, path)
         else:
@@ -220,14 +220,14 @@ def _in_store(store: Place, tell: Callable[[str], None]) -> Iterator[Candidate]:
 # --- proving one -------------------------------------------------------------------
 
 
-def _proven(agent: Agent, plan: Plan, store: Place, one: Candidate, found: list[Candidate]) -> Winner:
+def _proven(agent: Agent, plan: Plan, direct: Direct, one: Candidate, found: list[Candidate]) -> Winner:
     """Prove a snapshot, and of every other stage in its set the newest that there is.
 
     Raises:
         Denied, Unverified, SnapshotCorrupt, OSError: what is wrong with it.
     """
     if one.place == "store":
-        return _proven_backup(plan, store, one)
+        return _proven_backup(plan, direct, one)
 
     def prove(candidate: Candidate) -> None:
         if candidate.rule:
@@ -251,58 +251,46 @@ def _proven(agent: Agent, plan: Plan, store: Place, one: Candidate, found: list[
     return Winner(one)
 
 
-def _proven_backup(plan: Plan, store: Place, one: Candidate) -> Winner:
+def _proven_backup(plan: Plan, direct: Direct, one: Candidate) -> Winner:
+    """By the pod itself where it reaches the store, else by way of this machine."""
+    store = direct.place
     manifest = next((m for m in vault.manifests(store) if m["id"] == one.backup_id), None)
     if manifest is None:
         raise Unverified(f"the backup {one.backup_id} was pruned meanwhile", fix="run the command again")
-    fetched = restoring.fetch(store, manifest, restoring.incoming(plan.root, plan.name))
-    if one.rule:
-        if not foreign.same_content(one.path, {"root": one.root}, manifest["files"]):
-            raise Unverified(f"{one.path} in {one.backup_id} is not what its manifest says", fix="take another backup")
-        return Winner(one, manifest, fetched)
-    temp = next((f.temp for f in fetched if f.path == one.path), None)
-    if temp is None:
+    if strays := vault.strays(manifest, plan.outputs, plan.name):
+        raise Unverified(
+            f"the backup {one.backup_id} names {strays[0]}, which is none of this run's places", fix="take another"
+        )
+    entry = next((e for e in manifest["files"] if e["path"] == one.path), None)
+    if entry is None and not one.rule:
         raise Unverified(f"the backup {one.backup_id} names no file {one.path}", fix="take another backup")
-    head = header.verify_digests(temp)
-    if (head["stage"], head["step"], head["root"]) != (one.stage, one.step, one.root):
-        raise Unverified(f"{one.path} in {one.backup_id} is not the state that its manifest names", fix="take another")
+    if one.rule and not foreign.same_content(one.path, {"root": one.root}, manifest["files"]):
+        raise Unverified(f"{one.path} in {one.backup_id} is not what its manifest says", fix="take another backup")
+    if on_pod := direct.bring(manifest):
+        if entry is not None and not one.rule:
+            _is_the_state(one, direct.head(entry))
+        return Winner(one, manifest, on_pod=on_pod)
+    fetched = restoring.fetch(store, manifest, restoring.incoming(plan.root, plan.name))
+    if not one.rule:
+        _is_the_state(one, header.verify_digests(next(f.temp for f in fetched if f.path == one.path)))
     return Winner(one, manifest, fetched)
 
 
-def bring_here(plan: Plan, store: Place, winner: Winner, tell: Callable[[str], None]) -> None:
-    """Put the store's set in place in the project; what stands here is preserved first, the record of it stays."""
+def _is_the_state(one: Candidate, head: dict[str, Any]) -> None:
+    if (head.get("stage"), head.get("step"), head.get("root")) != (one.stage, one.step, one.root):
+        raise Unverified(f"{one.path} in {one.backup_id} is not the state that its manifest names", fix="take another")
+
+
+def bring_here(plan: Plan, winner: Winner, tell: Callable[[str], None]) -> None:
+    """Put the store's set in place in the project; what stands here is preserved first, the record of it stays.
+
+    Where the pod has fetched it, the place here stays empty until the next download: no set is mixed from two states.
+    """
     known = record.load(plan.root, plan.name)
     kept = preserve.preserve(str(plan.root), plan.outputs, plan.name, stamp(), move=True)
     if kept:
         tell(f"kept here as {', '.join(kept)}")
-    restoring.put_in_place(winner.fetched, winner.manifest, plan.root)
+    if winner.fetched:
+        restoring.put_in_place(winner.fetched, winner.manifest, plan.root)
     if known:
         record.save(plan.root, plan.name, known)
-
-
-def ask_last_target(plan: Plan, here: str, policy: Policy, tell: Callable[[str], None]) -> None:
-    """Before going on elsewhere: does the pod of the last attempt still train?
-
-    Raises:
-        Refused: it does.
-        UsageFault: it does not answer, and the user has not said `--abandon`.
-    """
-    last = record.last_attempt(record.load(plan.root, plan.name))
-    there = last.get("target")
-    if not there or there == here or last.get("ended") or plan.options.abandon in (there, last.get("target_text")):
-        return
-    try:
-        endpoint = ssh.resolve(parse(last["target_text"]), policy, last.get("user"), None)
-        with ssh.connect(endpoint) as pod, Agent(pod, last["root"]) as agent:
-            lives = bool(agent.ask("state", name=plan.name).get("supervisor_lives"))
-    except (PreflightFailed, LinkLost, RunnerError) as e:
-        raise UsageFault(
-            f"the last attempt of {plan.name!r} went to {there}, which does not answer ({e}); it may still train there",
-            fix=f"if that pod is gone, say so: --abandon {there}",
-        ) from None
-    if lives:
-        raise Refused(
-            f"{plan.name!r} still runs on {there}",
-            fix=f"pause it first: remote-run pause {there} {plan.name}; or follow it: remote-run attach {there}",
-        )
-    tell(f"the last attempt, on {there}, is over")

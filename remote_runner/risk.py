@@ -1,7 +1,12 @@
 """If the pod vanished now, what would be lost? A number at any time, and a bound that is known beforehand.
 
-    lost now     what was done since the bytes of the last backup were read
-    the bound    time between two copies + time between two snapshots + time that a copy takes
+    lost now     what was done since the bytes of the last backup were read, or since the pod began
+    the bound    time between two copies + time between two snapshots + time to save one + time to copy
+
+The last copy holds the newest snapshot that was there when its reading began. That one was one snapshot interval and
+one save old at most; until the next copy counts, an interval and the whole time of a copy pass. A copy that takes
+longer than the interval makes the next one skip to the interval after. The time of a copy is the longest of the last
+five, half as much again, and a second: the next one is not known.
 
 The times of two snapshots are compared with each other alone (both are the pod's), the age of a backup by the clock
 that made it.
@@ -11,6 +16,7 @@ Not here: how a backup is made (backup.py), how a status is shown (status_text.p
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +30,8 @@ from remote_runner.durations import show
 from remote_runner.errors import RunnerError
 from remote_runner.vault import Place
 
+SPARE_S = 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Risk:
@@ -36,14 +44,27 @@ class Risk:
     steps: int | None = None  # done since, where the stage is the same
     every_s: float | None = None
     snapshot_every_s: float | None = None
-    transfer_s: float | None = None
+    save_s: float = 0.0  # of a snapshot, as far as the trainer tells
+    transfer_s: float | None = None  # that a copy may take
     problem: str = ""  # why the store could not be asked
 
     @property
     def bound_s(self) -> float | None:
-        if self.every_s is None or self.snapshot_every_s is None or self.transfer_s is None:
+        if self.between_s is None or self.snapshot_every_s is None or self.transfer_s is None:
             return None
-        return self.every_s + self.snapshot_every_s + self.transfer_s
+        return self.between_s + self.snapshot_every_s + self.save_s + self.transfer_s
+
+    @property
+    def between_s(self) -> float | None:
+        """From the beginning of a copy to that of the next, where each takes as long as it may."""
+        if self.every_s is None or self.transfer_s is None:
+            return None
+        return self.every_s * max(1, math.ceil(self.transfer_s / self.every_s))
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the bound is broken already: nobody copies, or can't."""
+        return self.bound_s is not None and self.since_s is not None and self.since_s > self.bound_s
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "bound_s": self.bound_s}
@@ -61,33 +82,52 @@ class Risk:
         ]
         if self.bound_s is not None:
             lines.append(
-                f"  bound: {show(self.bound_s)} = {show(self.every_s or 0)} between copies + "
-                f"{show(self.snapshot_every_s or 0)} between snapshots + {show(self.transfer_s or 0)} to copy"
+                f"  bound: {show(self.bound_s)} = {show(self.between_s or 0)} between copies + "
+                f"{show(self.snapshot_every_s or 0)} between snapshots + {show(self.save_s)} to save one + "
+                f"{show(self.transfer_s or 0)} to copy"
             )
+        if self.overdue:
+            lines.append("  no copy came when it was due: follow it (remote-run attach), or let cron or the pod copy")
         return lines
 
 
-def look(agent: Agent, root: Path, name: str, outputs: list[str], status: dict[str, Any]) -> Risk:
-    """Ask the store and the pod what stands where."""
-    last = record.last_attempt(record.load(root, name))
+def look(agent: Agent, root: Path, name: str, outputs: list[str], seen: dict[str, Any]) -> Risk:
+    """Ask the store and the pod what stands where.
+
+    Args:
+        seen: the pod's answer to `state`.
+    """
     try:
-        found = settings.load(root, name)
-        to = str(last.get("backup_to") or found.backup.to)
-        store = stores.open_store(to, root)
-        try:
-            place = Place(store=store, project=found.project or root.name, name=name, keep=found.backup.keep)
-            manifests = vault.asked(place)
-        finally:
-            store.close()
-        every_s = float(last.get("backup_every_s") or found.backup.every)
-        return measure(manifests, status, every_s, snapshot_interval_s(agent, outputs), time.time())
+        manifests, every_s = _stored(root, name)
+        return measure(manifests, seen, every_s, snapshot_interval_s(agent, outputs), time.time())
     except RunnerError as e:
         return Risk(problem=str(e))
 
 
+def without_pod(root: Path, name: str) -> Risk:
+    """What is safe of a run whose pod does not answer: the store alone is asked."""
+    try:
+        manifests, every_s = _stored(root, name)
+        return measure(manifests, {}, every_s, None, time.time())
+    except RunnerError as e:
+        return Risk(problem=str(e))
+
+
+def _stored(root: Path, name: str) -> tuple[list[dict[str, Any]], float]:
+    """All backups of a run, and how often one is made."""
+    last = record.last_attempt(record.load(root, name))
+    found = settings.load(root, name)
+    store = stores.open_store(str(last.get("backup_to") or found.backup.to), root)
+    try:
+        place = Place(store=store, project=found.project or root.name, name=name, keep=found.backup.keep)
+        return vault.asked(place), float(last.get("backup_every_s") or found.backup.every)
+    finally:
+        store.close()
+
+
 def measure(
     manifests: list[dict[str, Any]],
-    status: dict[str, Any],
+    seen: dict[str, Any],
     every_s: float,
     snapshot_every_s: float | None,
     now_unix_s: float,
@@ -96,8 +136,9 @@ def measure(
 
     Args:
         manifests: all backups of the run, the furthest last.
-        status: the supervisor's.
+        seen: the pod's answer to `state`: `status` of the supervisor, `now_unix_s` by the pod's clock.
     """
+    status = seen.get("status") or {}
     durable = [m for m in manifests if m.get("newest")]
     if not durable:
         return Risk(every_s=every_s, snapshot_every_s=snapshot_every_s)
@@ -108,16 +149,25 @@ def measure(
     row = status.get("progress") or {}
     step, stage = int(newest["newest"]["step"]), str(newest["newest"]["stage"])
     here = row.get("step")
+    since_s = max(0.0, now_unix_s - float(newest["unix_s"]))
+    if status.get("started_unix_s") and seen.get("now_unix_s"):  # what a pod before this one did is lost or safe
+        since_s = min(since_s, max(0.0, float(seen["now_unix_s"]) - float(status["started_unix_s"])))
+    longest_s = max((float(m.get("took_s") or 0) for m in sorted(durable, key=_made)[-5:]), default=0.0)
     return Risk(
         stage=stage,
         step=step,
         backup_id=str(newest["id"]),
-        since_s=max(0.0, now_unix_s - float(newest["unix_s"])),
+        since_s=since_s,
         steps=max(0, here - step) if isinstance(here, int) and row.get("stage") == stage else None,
         every_s=every_s,
         snapshot_every_s=snapshot_every_s,
-        transfer_s=max((float(m.get("took_s") or 0) for m in durable[-5:]), default=None),
+        save_s=float(row.get("save_s") or 0),
+        transfer_s=1.5 * longest_s + SPARE_S,
     )
+
+
+def _made(manifest: dict[str, Any]) -> float:
+    return float(manifest["unix_s"])
 
 
 def snapshot_interval_s(agent: Agent, outputs: list[str]) -> float | None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from remote_runner import ending, preflight, record, restoring, resume, retention, settings, ssh, stores, vault
+from remote_runner import ending, preflight, rates, record, restoring, resume, retention, settings, ssh, stores, vault
 from remote_runner import plan as plans
 from remote_runner.access import Access
 from remote_runner.agent import Agent
-from remote_runner.errors import OutOfContact, Refused, UsageFault
+from remote_runner.durations import clock_s
+from remote_runner.errors import OutOfContact, Refused, Unverified, UsageFault
 from remote_runner.follow import Running
 from remote_runner.link import Link
 from remote_runner.pod import preserve
@@ -117,7 +118,8 @@ def attach(
             root=known.root,
             outputs=known.outputs,
             link=Link(agent.pod.endpoint, agent.root, view.tell, agent),
-            backups=Regular(store, spool, known.outputs, known.attempt, every_s, view.tell),
+            # the first at once: nobody knows how long none was made
+            backups=Regular(store, spool, known.outputs, known.attempt, every_s, view.tell, clock_s() - every_s),
             deadline_unix_s=time.time() + left_s,
             take_over=take_over,
             on_interrupt=on_interrupt,
@@ -151,9 +153,15 @@ def restore(start: Path, name: str, store: str, backup_id: str, to: Path | None,
     if not found:
         raise UsageFault(f"no backup {backup_id or 'of ' + name!r} in the store", fix="see: remote-run backups " + name)
     manifest, into = found[-1], (to or root).absolute()
-    outputs = settings.load(root, name).outputs
+    outputs = list({*settings.load(root, name).outputs, *record.load(root, name).get("outputs", [])})
+    if to is None and (strays := vault.strays(manifest, outputs, name)):
+        raise Unverified(
+            f"{manifest['id']} names {strays[0]}, which is none of this run's places; nothing was fetched",
+            fix="bring it back beside the project and look: --to DIR",
+        )
     with record.only_controller(root, name):
         into.mkdir(parents=True, exist_ok=True)
+        rates.announce(root, "down", vault.size_of(manifest), len(manifest["files"]), 0.0, tell)
         fetched = restoring.fetch(where, manifest, restoring.incoming(into, name))
         known = record.load(into, name)
         kept = preserve.preserve(str(into), outputs, name, resume.stamp(), move=True)
@@ -176,10 +184,11 @@ def backups(start: Path, name: str, store: str, check: bool, tell: Callable[[str
         PreflightFailed: the store can't be asked.
     """
     where = place(start, name, store)
-    whole = vault.asked(where, tell)
-    aside = vault.manifests(where, tell, aside=True)
+    bad: dict[str, str] = {}
+    whole = vault.asked(where, bad=bad)
+    aside = vault.manifests(where, aside=True, bad=bad)
     sizes = vault.blob_sizes(where)
-    rows = []
+    rows = [_unreadable(backup_id, why) for backup_id, why in sorted(bad.items())]
     for manifest in [*aside, *whole]:
         faults = vault.damaged(where, manifest) if check else vault.missing(where, manifest, sizes)
         newest = manifest.get("newest") or {}
@@ -200,6 +209,11 @@ def backups(start: Path, name: str, store: str, check: bool, tell: Callable[[str
             }
         )
     return rows
+
+
+def _unreadable(backup_id: str, why: str) -> dict[str, Any]:
+    nothing = {"made_at": "", "stage": "", "step": None, "files": 0, "bytes": 0, "new_bytes": 0, "aside": False}
+    return {"id": backup_id, **nothing, "whole": False, "verdict": f"DAMAGED: its manifest can't be read: {why}"}
 
 
 def prune(start: Path, name: str, store: str, keep: int | None) -> str:

@@ -15,15 +15,14 @@ from typing import Any
 
 from remote_runner import (
     archive,
-    changes,
     guard,
     launch,
     preflight,
+    pulling,
     pushing,
     record,
     resume,
     retention,
-    secrets,
     ssh,
     transfer,
     upload,
@@ -32,12 +31,13 @@ from remote_runner import (
 from remote_runner import plan as plans
 from remote_runner.access import Access
 from remote_runner.agent import Agent
-from remote_runner.durations import show
+from remote_runner.durations import clock_s, show
 from remote_runner.errors import NotStarted, OutOfContact
 from remote_runner.follow import Running
 from remote_runner.link import Link
 from remote_runner.plan import Plan
 from remote_runner.pod import layout, preserve
+from remote_runner.pulling import Direct
 from remote_runner.record import Journal
 from remote_runner.regular import Regular
 from remote_runner.report import Report
@@ -64,7 +64,7 @@ def begin(start: Start) -> tuple[Running, Report]:
     """Connect, and go on to the armed deadline; what fails on the way leaves no connection open."""
     endpoint = start.access.endpoint(start.plan.root)
     if start.plan.options.resume:
-        resume.ask_last_target(start.plan, str(endpoint), start.access.policy(start.plan.root), start.tell)
+        guard.ask_last_target(start.plan, str(endpoint), start.access.policy(start.plan.root), start.tell)
     with start.journal.phase("connect"):
         pod = ssh.connect(endpoint, start.tell)
     start.access.remember(start.plan.root)
@@ -89,19 +89,17 @@ def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
     with journal.phase("guard"):
         agent = guard.hold(pod, plan, facts, tell)
     with journal.phase("upload"):
-        winner = _settle_state(agent, start)
-        if winner is not None and _was_done(plan):
-            tell(f"{plan.name} was done before; its command is started again all the same, from that state")
+        resumed_from = _settle_state(agent, start)
         upload.send_code(agent, plan.root, code, tell)
     with journal.phase("launch"):
-        changed = changes.look(plan, code, winner)
-        changes.tell(plan, changed, tell)
-        entry = _remember(plan, pod, facts, start.access, code, changed)
+        entry = _remember(plan, pod, facts, start.access, code)
         last = entry["attempts"][-1]
         facts_kept = {key: last[key] for key in ("attempt", "command", "target", "hardware")}
-        about = {"config": plan.config, **facts_kept, "git": entry["git"]}
-        archive.write(plan.root, plan.name, code.items, about, plan.secrets)
+        archive.write(plan.root, plan.name, code.items, {"config": plan.config, **facts_kept})
+        if plan.options.resume and (changed := entry["attempts"][-1]["code_changed"]):
+            tell(f"the code is not that of the attempt before: {', '.join(changed[:5])}{' …' if changed[5:] else ''}")
         start.asked.append(plan.attempt)
+        launched_s = clock_s()
         agent, status = _launch(agent, plan, entry, tell)
     deadline = status["deadline"]
     tell(
@@ -117,13 +115,13 @@ def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
         root=plan.root,
         outputs=plan.outputs,
         link=Link(agent.pod.endpoint, agent.root, tell, agent),
-        backups=_regular(plan, start.store, tell),
+        backups=_regular(plan, start.store, tell, launched_s),
         deadline_unix_s=time.time() + plan.options.max_s,
         give_up_after_s=plan.options.give_up_after_s,
         take_over=True,  # we have started it
         on_interrupt=plan.options.on_interrupt,
     )
-    report = Report(plan.name, plan.attempt, str(pod.endpoint), cause="unknown", resumed_from=str(winner or ""))
+    report = Report(plan.name, plan.attempt, str(pod.endpoint), cause="unknown", resumed_from=resumed_from)
     report.hardware = facts.hardware
     return run, report
 
@@ -170,11 +168,11 @@ def _push(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> None:
         tell(f"the pod does not back itself up: {e}")
 
 
-def _settle_state(agent: Agent, start: Start) -> resume.Winner | None:
+def _settle_state(agent: Agent, start: Start) -> str:
     """Make the pod's files those of the state that the run begins with; what they replace is preserved.
 
     Returns:
-        That state; None for a fresh start.
+        Which state that is, for the report; empty for a fresh start.
     """
     plan, tell = start.plan, start.tell
     there = list(transfer.listing(agent, plan.outputs, [plan.name])[0])
@@ -186,20 +184,18 @@ def _settle_state(agent: Agent, start: Start) -> resume.Winner | None:
             _keep_in_store(start.store, tell)
         if there:
             _keep_on_pod(agent, plan, tell)
-        return None
+        return ""
     winner = resume.choose(agent, plan, start.store, tell, start.only_from)
     if winner.place == "store":
-        resume.bring_here(plan, start.store, winner, tell)
+        resume.bring_here(plan, winner, tell)
     if winner.place != "pod":
         if there:
             _keep_on_pod(agent, plan, tell)
-        upload.send_run(agent, plan, tell)
-    return winner
-
-
-def _was_done(plan: Plan) -> bool:
-    ended = record.last_attempt(record.load(plan.root, plan.name)).get("ended") or {}
-    return bool(ended.get("cause") == "done")
+        if winner.on_pod:
+            pulling.put_in_place(Direct(agent, plan, start.store, tell), winner.manifest, winner.on_pod)
+        else:
+            upload.send_run(agent, plan, tell)
+    return str(winner)
 
 
 def _keep_on_pod(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> None:
@@ -229,10 +225,10 @@ def _backup_every_s(plan: Plan) -> float:
     return plan.options.backup_every_s or plan.settings.backup.every
 
 
-def _regular(plan: Plan, store: Place, tell: Callable[[str], None]) -> Regular:
+def _regular(plan: Plan, store: Place, tell: Callable[[str], None], launched_s: float) -> Regular:
     spool = vault.spool(plan.root, plan.name)
     every_s = math.inf if plan.settings.backup.push else _backup_every_s(plan)  # the last one is made from here too
-    return Regular(store, spool, plan.outputs, plan.attempt, every_s, tell)
+    return Regular(store, spool, plan.outputs, plan.attempt, every_s, tell, launched_s)
 
 
 def snapshot_bytes(plan: Plan) -> int:
@@ -242,14 +238,7 @@ def snapshot_bytes(plan: Plan) -> int:
     )
 
 
-def _remember(
-    plan: Plan,
-    pod: ssh.Pod,
-    facts: preflight.Facts,
-    access: Access,
-    code: upload.Code,
-    changed: changes.Changes,
-) -> dict[str, Any]:
+def _remember(plan: Plan, pod: ssh.Pod, facts: preflight.Facts, access: Access, code: upload.Code) -> dict[str, Any]:
     """Write the run's record with this attempt added."""
     found = record.load(plan.root, plan.name)
     attempt = {
@@ -261,14 +250,14 @@ def _remember(
         "host_key": pod.host_key(),
         "started_unix_s": time.time(),
         "max_s": plan.options.max_s,
+        "price_usd_h": plan.options.price,
         "resume": plan.options.resume,
         "backup_to": backup_to(plan),
         "backup_every_s": _backup_every_s(plan),
         "command": plan.command,
         "env": plan.env,
         "hardware": facts.hardware,
-        "require_finite": plan.options.require_finite,
-        **changed.fields,
+        "code_changed": _changed(found.get("code") or {}, {i.path: i.sha256 for i in code.items}),
     }
     found.update(
         name=plan.name,
@@ -278,11 +267,13 @@ def _remember(
         outputs=plan.outputs,
         snapshots=plan.settings.rules,
         git=record.git_state(plan.root),
-        lineage=changed.lineage,
         code={i.path: i.sha256 for i in code.items},
         attempts=[*found.get("attempts", []), attempt],
     )
-    # a difference to the commit may tell of files that are not sent
-    found = dict(secrets.masked(found, plan.secrets))
     record.save(plan.root, plan.name, found)
     return found
+
+
+def _changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Files that came, went or differ since the attempt before; none where there was no other."""
+    return sorted(p for p in {*before, *now} if before.get(p) != now.get(p)) if before else []

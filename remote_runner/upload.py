@@ -7,14 +7,13 @@ Not here: which files that are (code_files.py).
 
 from __future__ import annotations
 
-import contextlib
 import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from remote_runner import code_files, secrets, transfer
+from remote_runner import code_files, keeping, rates, transfer
 from remote_runner.agent import Agent, Denied
 from remote_runner.agent import field as answer_field
 from remote_runner.errors import NotStarted
@@ -22,10 +21,7 @@ from remote_runner.plan import Plan
 from remote_runner.pod import digests, files, foreign, layout
 from remote_runner.transfer import Item
 
-_RATE = layout.OWN + "/rate.json"
-_TELLING_BYTES = 1_000_000
 _KEY_START = b"-----BEGIN "
-RESUME_LIMIT_BYTES = 5_000_000_000
 
 
 @dataclass
@@ -48,7 +44,7 @@ def collect(plan: Plan) -> Code:
     """
     found = code_files.find(plan)
     if not plan.options.yes:
-        code_files.guard_size(found, measured_rate(plan.root), plan.options.price)
+        code_files.guard_size(found, rates.measured(plan.root, "up"), plan.options.price)
     code = Code(skipped=found.skipped)
     known = digests.Digests(str(plan.root))
     for file in found.files:
@@ -62,20 +58,7 @@ def collect(plan: Plan) -> Code:
         except OSError:
             continue  # gone since it was listed
     known.save()
-    secrets.refuse_in_files([(i.path, i.source) for i in code.items], plan.secrets)
     return code
-
-
-def measured_rate(root: Path) -> float | None:
-    """Bytes a second of the last upload that was large enough to tell."""
-    found = files.read_json(str(root), _RATE)
-    return float(found["bytes_s"]) if isinstance(found, dict) and found.get("bytes_s") else None
-
-
-def _remember_rate(root: Path, size: int, took_s: float) -> None:
-    if size >= _TELLING_BYTES and took_s > 0:
-        with contextlib.suppress(OSError):
-            files.replace_json(str(root), _RATE, {"bytes_s": size / took_s})
 
 
 def _is_key(path: Path) -> bool:
@@ -101,7 +84,7 @@ def send_code(agent: Agent, root: Path, code: Code, tell: Callable[[str], None])
         began_s = time.monotonic()
         sent = [i for i in code.items if i.path in need]
         transfer.send(agent, sent)
-        _remember_rate(root, sum(i.size for i in sent), time.monotonic() - began_s)
+        rates.remember(root, "up", sum(i.size for i in sent), time.monotonic() - began_s)
         removed = agent.ask("code", files=digests, done=True).get("removed", [])
     except Denied as e:
         fix = "run the command again; look at the pod's disk"
@@ -114,10 +97,11 @@ def send_code(agent: Agent, root: Path, code: Code, tell: Callable[[str], None])
     return sorted(need)
 
 
-def run_files(plan: Plan) -> list[Item]:
+def run_files(plan: Plan) -> tuple[list[Item], list[str]]:
     """All files of the run here: outputs, logs and events, snapshots first, with the digests that are remembered.
 
-    Beyond 5 GB together only the snapshots and small files go, unless all outputs were asked for.
+    Returns:
+        What goes, and the paths of what stays here.
     """
     names = [layout.run_file(plan.name, s) for s in ("-train.log", "-events.jsonl")]
     found = [
@@ -129,18 +113,9 @@ def run_files(plan: Plan) -> list[Item]:
     known = digests.Digests(str(plan.root))
     best = foreign.newest(str(plan.root), plan.outputs, plan.settings.rules) if plan.settings.rules else None
     newest = {path for path, _size in best.files} if best else set()
-
-    def first(path: str) -> bool:
-        return "-training." in path or path in newest
-
-    found.sort(key=lambda f: (not first(f[0]), f[1]))
-    room = float("inf") if plan.options.all_outputs else RESUME_LIMIT_BYTES
-    chosen = []
-    for path, size in found:
-        if first(path) or size <= room:
-            chosen.append(transfer.item(plan.root, path, known=known, hashed=False))
-            room -= size
-    return chosen
+    paths = keeping.along(found, lambda path: "-training." in path or path in newest, plan.options.all_outputs)
+    items = [transfer.item(plan.root, path, known=known, hashed=False) for path in paths]
+    return items, sorted({path for path, _size in found} - set(paths))
 
 
 def send_run(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> list[Item]:
@@ -149,6 +124,9 @@ def send_run(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> list[Item
     Raises:
         NotStarted: the pod's disk refused, or bytes arrived damaged.
     """
-    items = run_files(plan)
-    tell(f"run files: {len(items)} files, {sum(i.size for i in items) / 1e6:.1f} MB")
+    items, stayed = run_files(plan)
+    keeping.say_stayed(stayed, tell)
+    size = sum(i.size for i in items)
+    tell(f"run files: {len(items)} files, {size / 1e6:.1f} MB")
+    rates.announce(plan.root, "up", size, len(items), plan.options.price, tell)
     return transfer.send(agent, items)

@@ -24,6 +24,7 @@ from remote_runner.pod import files, layout
 from remote_runner.stores import Store, StoreRefused
 
 SCHEMA = "remote-run-backup/1"
+MOST_BYTES = 256 << 20  # a manifest of a million files
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -64,34 +65,49 @@ class BadManifest(ValueError):
 
 
 def manifests(
-    place: Place, tell: Callable[[str], None] = lambda _: None, *, aside: bool = False
+    place: Place,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    aside: bool = False,
+    bad: dict[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """All backups of a run, the highest (stage_index, step) last; what is no manifest is told of and passed over.
 
     Args:
         aside: those that a fresh start has kept aside, in place of the run's own.
+        bad: gets the ids of those that were passed over, and why.
     """
     found = []
     for stored in place.store.list(place.aside if aside else place.backups):
         if not stored.key.endswith("/manifest.json"):
             continue
+        backup_id = stored.key.split("/")[-2]
         try:
-            found.append(checked(place.store.get(stored.key)))
+            if stored.size > MOST_BYTES:
+                raise BadManifest(f"{stored.size} bytes are no manifest")
+            manifest = checked(place.store.get(stored.key))
+            if manifest["id"] != backup_id:
+                raise BadManifest(f"it says that it is {manifest['id']!r}")
+            found.append(manifest)
         except FileNotFoundError:
             continue  # pruned since it was listed
         except BadManifest as e:
             tell(f"{stored.key}: passed over: {e}")
+            if bad is not None:
+                bad[backup_id] = str(e)
     return sorted(found, key=order)
 
 
-def asked(place: Place, tell: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
+def asked(
+    place: Place, tell: Callable[[str], None] = lambda _: None, bad: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
     """`manifests`, where a store that can't be asked is the user's problem.
 
     Raises:
         PreflightFailed: it does not answer, or refuses.
     """
     try:
-        return manifests(place, tell)
+        return manifests(place, tell, bad=bad)
     except StoreRefused as e:
         raise PreflightFailed(f"the store refuses: {e}", fix="look at its address and credentials") from None
     except OSError as e:
@@ -116,22 +132,44 @@ def checked(text: bytes) -> dict[str, Any]:
         manifest = json.loads(text)
         if not isinstance(manifest, dict) or manifest.get("format") != SCHEMA:
             raise BadManifest(f"not of the format {SCHEMA}")
+        named: set[str] = set()
         for entry in manifest["files"]:
             files.parts(entry["path"])
-            if not _SHA256.match(entry["sha256"]) or int(entry["size"]) < 0:
+            if entry["path"] in named:
+                raise BadManifest(f"{entry['path']}: twice")
+            named.add(entry["path"])
+            _kinds(entry, sha256=str, size=int, mode=int)
+            if not _SHA256.match(entry["sha256"]) or entry["size"] < 0:
                 raise BadManifest(f"{entry['path']}: no SHA-256 or no size")
-            int(entry["mode"])
         for folder in manifest["folders"]:
             files.parts(folder)
-        for head in snapshots(manifest):
-            (str(head["stage"]), int(head["stage_index"]), int(head["step"]), str(head["path"]), str(head["root"]))
-        float(manifest["unix_s"])
+            if folder in named:
+                raise BadManifest(f"{folder}: a file and a folder")
+        for head in [*snapshots(manifest), *filter(None, [manifest.get("newest")])]:
+            _kinds(head, stage=str, stage_index=int, step=int, path=str, root=str)
+            _kinds(head.get("best") or {}, {"metric": (int, float, None)})
+        _kinds(manifest, id=str, made_at=str, unix_s=(int, float))
+        _kinds(manifest, {"took_s": (int, float, None), "new_bytes": (int, None), "attempt": (str, None)})
         files.parts(manifest["id"])
     except BadManifest:
         raise
-    except (ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise BadManifest(f"{type(e).__name__}: {e}") from None
     return manifest
+
+
+def _kinds(found: dict[str, Any], optional: dict[str, tuple[Any, ...]] | None = None, **wanted: Any) -> None:
+    """Hold fields to their types; a bool is no number, and a number is finite."""
+    for name, kind in {**(optional or {}), **wanted}.items():
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        value = found.get(name)
+        if (value is None and None in kinds) or (type(value) in kinds and _is_finite(value)):
+            continue
+        raise BadManifest(f"{name}: {str(value)[:40]!r}")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, str) or abs(value) < 1 << 60  # False for NaN too
 
 
 def snapshots(manifest: dict[str, Any]) -> list[dict[str, Any]]:
@@ -144,6 +182,13 @@ def is_foreign(head: dict[str, Any]) -> bool:
     """Whether a snapshot is another trainer's; what is said of it came from the pod and must have the right shape."""
     kinds = {"stage": str, "stage_index": int, "step": int, "root": str, "rule": str}
     return all(isinstance(head.get(key), kind) for key, kind in kinds.items())
+
+
+def strays(manifest: dict[str, Any], outputs: list[str], name: str) -> list[str]:
+    """Paths of a backup that are none of the run's places: a store may not put code into a project."""
+    own = {layout.run_file(name, suffix) for suffix in layout.POD_RUN_FILES}
+    named = [str(e["path"]) for e in manifest["files"]] + [f"{f}/" for f in manifest["folders"]]
+    return [p for p in named if p not in own and not any(p.startswith(f"{top}/") or p == top for top in outputs)]
 
 
 def size_of(manifest: dict[str, Any]) -> int:

@@ -175,6 +175,8 @@ def main() -> None:
                     tool.once()
                     tool.seconds += time.monotonic() - began
                     tool.sent += relay.count - before
+                done = ", ".join(f"{tool.name} {tool.seconds:.1f} s" for tool in every)
+                print(f"{step}/{given.snapshots}: {done}", file=sys.stderr, flush=True)
             made = Place(store=open_store("ours", work), project="bench", name="run", keep=1000)
             damaged = [d for m in vault.manifests(made) for d in vault.damaged(made, m)]
     print(

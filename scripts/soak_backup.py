@@ -47,6 +47,7 @@ def lose_one(
     project: Project, place: Place, folder: Path, config: str, gone: str, rng: random.Random
 ) -> dict[str, Any]:
     """One pod's life and death; what it lost."""
+    before = {m["id"] for m in vault.manifests(place)}
     pod = pod_at(folder, None)
     resume = ["--resume", "--abandon", gone] if gone else []
     argv = project.on(pod, config, *resume, "--backup-every", f"{EVERY_S}s", "--give-up-after", "1s")
@@ -65,18 +66,19 @@ def lose_one(
     time.sleep(rng.uniform(0.0, 3 * EVERY_S))  # the moment is the point
     if controller.poll() is not None:
         raise SystemExit(f"the run ended by itself: {(folder / 'controller.log').read_text()[-2000:]}")
-    row = _json(status).get("progress") or {}
+    found = _json(status)
+    row = found.get("progress") or {}
     manifests = vault.manifests(place)
     two = [pod.root / LATEST, pod.root / LATEST.replace(".safetensors", ".previous.safetensors")]
     times = [p.stat().st_mtime for p in two if p.exists()]
-    told = risk.measure(
-        manifests, {"progress": row}, EVERY_S, times[0] - times[1] if len(times) == 2 else None, time.time()
-    )
+    seen = {"status": found, "now_unix_s": time.time()}
+    told = risk.measure(manifests, seen, EVERY_S, times[0] - times[1] if len(times) == 2 else None, time.time())
     pod.lose()
     killed = time.time()
     shutil.rmtree(pod.home)
     controller.wait(120)
     after = vault.manifests(place)
+    mine = sorted((m for m in after if m["id"] not in before), key=lambda m: float(m["unix_s"]))
     last = max((float(m["unix_s"]) for m in after), default=0.0)
     damaged = [d for m in after for d in vault.damaged(place, m)]
     return {
@@ -86,6 +88,8 @@ def lose_one(
         "durable_step": after[-1]["newest"]["step"] if after and after[-1]["newest"] else 0,
         "lost_s": round(killed - max(last, began), 3),
         "bound_s": round(told.bound_s, 3) if told.bound_s is not None else None,
+        "began_s": round(killed - began, 3),
+        "copies": [[round(killed - float(m["unix_s"]), 3), m["took_s"]] for m in mine],
         "damaged": damaged,
     }
 
@@ -103,8 +107,8 @@ def soak(rounds: int, seed: int, work: Path) -> dict[str, Any]:
     os.environ["HOME"] = str(work)
     project = Project.create(work / "project")
     place = Place(store=open_store("backups", project.root), project="project", name="toy", keep=100)
-    # long enough to outlive every round: some 4 intervals of training each
-    values = {"steps": max(200, 160 * rounds), "log_every": 5, "size": 4096}
+    # long enough to outlive every round: some 5 intervals of training each
+    values = {"steps": 300 * rounds, "log_every": 5, "size": 4096}
     straight = pod_at(work / "straight", None)
     done = project.run(project.on(straight, project.config("straight", **values)), timeout_s=3600)
     straight.lose()

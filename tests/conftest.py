@@ -15,6 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pods
 from projects import Project
+from s3server import KEYS, S3Server
+
+from remote_runner.stores import open_store
+from remote_runner.vault import Place
 
 # A shell that runs the tests in the background has SIGINT ignored, nohup SIGHUP; what they start would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,3 +67,34 @@ def sudoku(project: Project) -> Project:
 def _no_stray_agent() -> None:
     os.environ.pop("SSH_AUTH_SOCK", None)
     subprocess.run(["git", "--version"], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One object store for the tests of a process that only read and write; who kills or freezes one makes his own."""
+    server = S3Server(tmp_path_factory.mktemp("s3")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def s3_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where a run lies, for tests that back it up from this disk."""
+    (tmp_path / "pod/runs").mkdir(parents=True)
+    return tmp_path / "pod"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(store=open_store("kept", tmp_path), project="project", name="run", keep=1000)
+
+
+@pytest.fixture
+def s3_place(s3: S3Server, s3_keys: None, tmp_path: Path) -> Place:
+    return Place(store=open_store(s3.url(tmp_path.name), tmp_path), project="project", name="run", keep=1000)

@@ -117,6 +117,15 @@ class TestPod:
             return s.recv(4) == b"SSH-"
         return False
 
+    def trust(self, home: Path, alias: str) -> None:
+        """What a user has in `home`: a name for this server, a key that ssh finds, and the host in known_hosts."""
+        ssh = home / ".ssh"
+        ssh.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lines = f"Host {alias}\n  HostName 127.0.0.1\n  Port {self.port}\n  User root\n  IdentityFile {self.key}\n"
+        (ssh / "config").write_text(lines)
+        public = (self.folder / "hostkey.pub").read_text()
+        (ssh / "known_hosts").write_text(f"[127.0.0.1]:{self.port} {public}")
+
     def lose(self) -> None:
         """The pod vanishes: every process on it dies at once."""
         if self.process is not None:

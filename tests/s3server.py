@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pods
 
 KEYS = {"AWS_ACCESS_KEY_ID": "SECRET-aaa", "AWS_SECRET_ACCESS_KEY": "SECRET-bbb"}
+SIGNED = "X-Amz-Signature"
 
 
 @dataclass
@@ -69,9 +71,11 @@ class S3Server:
 class Gate:
     """A proxy to an S3 server that is slow, frozen, or answers with an error: (status, S3 code)."""
 
-    def __init__(self, server: S3Server) -> None:
+    def __init__(self, server: S3Server, port: int = 0) -> None:
         gate = self
         self.error: tuple[int, str] | None = None
+        self.signed_error: tuple[int, str] | None = None  # to who comes with a signed address alone
+        self.spoil: Callable[[bytes], bytes] | None = None  # what such a one gets instead
         self.delay_s = 0.0  # before each object is taken
         self.open = threading.Event()  # cleared: the network is frozen, nothing is answered
         self.open.set()
@@ -90,14 +94,18 @@ class Gate:
                 if self.command == "PUT" and "/blobs/" in self.path:
                     time.sleep(gate.delay_s)
                 gate.open.wait(60)
-                if gate.error:
-                    text = f"<Error><Code>{gate.error[1]}</Code><Message>{gate.error[1]}</Message></Error>".encode()
-                    self._reply(gate.error[0], {}, text)
+                signed = SIGNED in self.path
+                if error := gate.error or (gate.signed_error if signed else None):
+                    text = f"<Error><Code>{error[1]}</Code><Message>{error[1]}</Message></Error>".encode()
+                    self._reply(error[0], {}, text)
                     return
                 connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
                 connection.request(self.command, self.path, body, dict(self.headers))
                 answer = connection.getresponse()
-                self._reply(answer.status, dict(answer.getheaders()), answer.read())
+                content = answer.read()
+                if signed and gate.spoil:
+                    content = gate.spoil(content)
+                self._reply(answer.status, dict(answer.getheaders()), content)
                 connection.close()
 
             def _reply(self, status: int, headers: dict[str, str], body: bytes) -> None:
@@ -117,7 +125,10 @@ class Gate:
         class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
             daemon_threads = True
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+            def handle_error(self, *_: object) -> None:
+                """A client that was killed is what is wanted."""
+
+        self._server = Server(("127.0.0.1", port), Handler)
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()

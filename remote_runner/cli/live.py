@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from remote_runner.cli.base import DETACHED, Duration, access_options, show_repo
 if TYPE_CHECKING:
     from remote_runner.access import Access
     from remote_runner.agent import Agent
+    from remote_runner.errors import RunnerError
     from remote_runner.runs import Known
 
 
@@ -99,13 +100,21 @@ def attach(target: str, name: str | None, **given: Any) -> int:
 @run_arguments
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
 def status(target: str, name: str | None, **given: Any) -> int:
-    """Say how a run goes: its state, step, deadline, whether its supervisor lives, and what is at risk."""
+    """Say how a run goes: its state, step, deadline, whether its supervisor lives, and what is at risk.
+
+    Of a pod that does not answer it says what is safe in the store, and how to go on elsewhere.
+    """
     from remote_runner import risk
+    from remote_runner.errors import OutOfContact
     from remote_runner.status_text import describe
 
-    with found_run(target, name, given) as (known, agent, where):
-        seen = agent.ask("state", name=known.name)
-        at_risk = risk.look(agent, known.root, known.name, known.outputs, seen.get("status") or {})
+    try:
+        with found_run(target, name, given) as (known, agent, where):
+            seen = agent.ask("state", name=known.name)
+            at_risk = risk.look(agent, known.root, known.name, known.outputs, seen)
+    except OutOfContact as e:
+        _say_what_is_safe(target, name, given, e)
+        raise
     seen.pop("ok")
     if given["as_json"]:
         click.echo(json.dumps({**seen, "risk": at_risk.to_json()}, indent=1, sort_keys=True))
@@ -114,26 +123,40 @@ def status(target: str, name: str | None, **given: Any) -> int:
     return 0
 
 
+def _say_what_is_safe(target: str, name: str | None, given: dict[str, Any], error: RunnerError) -> None:
+    """On stdout, what a lost pod leaves; the one command that goes on from it becomes part of the fix."""
+    from remote_runner import record, risk, settings, whereabouts
+
+    root = settings.find_root(Path.cwd().absolute())
+    run = whereabouts.of(Path.cwd(), target, name, given["at"]).name
+    known = record.load(root, run) if run else {}
+    if not run or not known:
+        return
+    at_risk = risk.without_pod(root, run)
+    if given["as_json"]:
+        click.echo(json.dumps({"fate": "no contact", "risk": at_risk.to_json()}, indent=1, sort_keys=True))
+    else:
+        click.echo("\n".join([f"{run}: no contact", *at_risk.lines()]))
+    gone = record.last_attempt(known).get("target")
+    error.fix += (
+        f"; or, when it is gone for good, on another pod: remote-run HOST:PORT {known.get('config')} --resume "
+        f"--abandon {gone}"
+    )
+
+
 @click.command()
 @run_arguments
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run ends.")
-@click.option(
-    "--tail",
-    "lines",
-    type=click.IntRange(min=0),
-    default=100,
-    show_default=True,
-    help="Lines of its end to begin with.",
-)
-def logs(target: str, name: str | None, follow: bool, lines: int, **given: Any) -> int:
+@click.option("--tail", "tail_bytes", default=8192, show_default=True, help="Bytes of the log's end to begin with.")
+def logs(target: str, name: str | None, follow: bool, tail_bytes: int, **given: Any) -> int:
     """Print a run's log; with -f as it grows, over lost links too."""
     from remote_runner import tail
     from remote_runner.agent import printable
     from remote_runner.status_text import describe
 
     with found_run(target, name, given) as (known, agent, where):
-        seen = agent.ask("state", name=known.name, tail_bytes=1 << 20 if lines else 0)
-        click.echo(printable("".join(str(seen.get("log_tail")).splitlines(keepends=True)[-lines:])), nl=False)
+        seen = agent.ask("state", name=known.name, tail_bytes=min(tail_bytes, 1 << 20))
+        click.echo(printable(str(seen.get("log_tail"))), nl=False)
         if follow:
             say = lambda text: print(text, file=sys.stderr)  # noqa: E731
             seen = tail.to_end(agent, known.name, int(seen["log_offset"]), lambda text: click.echo(text, nl=False), say)
@@ -190,6 +213,7 @@ def _ask(
 @run_arguments
 @click.option("--from", "from_path", default="", metavar="PATH", help="A folder on the pod that is no run of ours.")
 @click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="Where it comes, under its own name.")
+@click.option("--keep", default="", metavar="RULE", help="Which checkpoints come: all, newest:N or a glob.")
 def download(target: str, name: str | None, **given: Any) -> int:
     """Bring a run's files home, verified; a run that goes on is not disturbed.
 
@@ -203,14 +227,20 @@ def download(target: str, name: str | None, **given: Any) -> int:
     with found_run(target, name, given) as (known, agent, _where):
         say = lambda text: print(text, file=sys.stderr)  # noqa: E731
         with record.only_controller(known.root, known.name):
-            keep = settings.load(known.root, known.name).download.keep if record.load(known.root, known.name) else ""
-            ask = click.confirm if sys.stdin.isatty() else None
-            home = step.bring_home(agent, known.root, known.name, known.outputs, say, keep, ask)
+            here = record.load(known.root, known.name)
+            keep = given["keep"] or (settings.load(known.root, known.name).download.keep if here else "")
+            price = record.price_usd_h(here)
+            home = step.bring_home(agent, known.root, known.name, known.outputs, say, keep, _asker(), price)
     click.echo(
         f"{len(home.manifest)} files verified, {home.fetched} of them fetched ({home.fetched_bytes / 1e6:.2f} MB)"
     )
     home.require()
     return 0
+
+
+def _asker() -> Callable[[str], bool] | None:
+    """Puts a question, where somebody can answer it."""
+    return (lambda text: click.confirm(text, err=True)) if sys.stdin.isatty() else None
 
 
 def _download_elsewhere(target: str, given: dict[str, Any]) -> int:
@@ -220,7 +250,8 @@ def _download_elsewhere(target: str, given: dict[str, Any]) -> int:
     if not given["from_path"] or given["to"] is None:
         raise click.UsageError("--from PATH and --to DIR go together")
     say = lambda text: print(text, file=sys.stderr)  # noqa: E731
-    home = elsewhere.bring(Access.of(target, given), given["from_path"], given["to"].absolute(), say)
+    access, to = Access.of(target, given), given["to"].absolute()
+    home = elsewhere.bring(access, given["from_path"], to, say, given["keep"], _asker())
     click.echo(f"{len(home.manifest)} files verified, {home.fetched} of them fetched, in {given['to']}")
     home.require()
     return 0

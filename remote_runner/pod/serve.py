@@ -4,6 +4,7 @@
     list      files of a run                             launch              become the supervisor
     hash      digests             range, pack            bytes out           (bulk.py)
     have      what need not come  puts, begin .. finish  bytes in            (bulk.py, parts.py)
+    pull      blobs in, straight from a store (pull.py)  pulled              they get their names
     follow    status and log as they grow                request             pause or stop a run
 
 Requests come as messages (wire.py) and are answered in their order, so a controller may send many before it
@@ -18,7 +19,7 @@ import platform
 import sys
 from typing import Any, Dict
 
-from remote_runner.pod import bulk, ends, fileops, files, follow, launch, layout, lock, parts, preserve, pusher
+from remote_runner.pod import bulk, ends, fileops, files, follow, launch, layout, lock, parts, preserve, pull, pusher
 from remote_runner.pod import hold as holding
 from remote_runner.pod.session import Operations, Refusal, Session, greet, loop
 
@@ -100,6 +101,8 @@ _OPS: Operations = {
     "job": job,
     "home": home,
     "push": pusher.start,
+    "pull": pull.pull,
+    "pulled": pull.pulled,
 }
 
 

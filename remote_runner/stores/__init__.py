@@ -15,6 +15,7 @@ Not here: what is in a manifest (vault.py), when one is written (backup.py), wha
 
 from __future__ import annotations
 
+import builtins
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -84,6 +85,9 @@ class Store(Protocol):
         Returns:
             How many there were.
         """
+
+    def sign(self, keys: builtins.list[str], valid_s: float) -> builtins.list[str]:
+        """Addresses that fetch objects for a while without a login: secrets for that time. None of a store without."""
 
     def another(self) -> Store:
         """The same store for another thread; itself where that is safe."""

@@ -37,6 +37,11 @@ _REFUSED = re.compile(
 )
 
 
+def unsigned(text: str) -> str:
+    """A text without the signatures of the addresses in it."""
+    return _SIGNED.sub("?…", text)
+
+
 def open_objects(url: str) -> Objects:
     """The store behind a URL.
 
@@ -162,7 +167,7 @@ class Objects:
     def _say(self, key: str, error: Exception) -> str:
         """What the store said, without keys and signed addresses."""
         text = " ".join(str(error).split())
-        text = _SIGNED.sub("?…", text)
+        text = unsigned(text)
         for secret in (self._account.key_id, self._account.secret, self._account.token) if self._account else ():
             text = text.replace(secret, "***") if secret else text
         hint = ""
@@ -256,6 +261,19 @@ class Objects:
             return 0
         account = self._account
         return self._do(prefix, lambda: abort_uploads(account, self._key(prefix.rstrip("/")) + "/"))
+
+    def sign(self, keys: builtins.list[str], valid_s: float) -> builtins.list[str]:
+        from datetime import timedelta
+
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            return builtins.list(
+                obstore.sign(self._store, "GET", [self._key(k) for k in keys], timedelta(seconds=valid_s))
+            )
+        except (BaseError, TypeError, ValueError):
+            return []  # a kind of store that signs nothing
 
     def another(self) -> Objects:
         return self

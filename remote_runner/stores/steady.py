@@ -61,6 +61,9 @@ class Steady:
     def sweep(self, prefix: str) -> int:
         return self._again(lambda: self._inner.sweep(prefix))
 
+    def sign(self, keys: builtins.list[str], valid_s: float) -> builtins.list[str]:
+        return self._inner.sign(keys, valid_s)
+
     def another(self) -> Store:
         other = self._inner.another()
         return self if other is self._inner else Steady(other, self._patience_s)

@@ -408,7 +408,8 @@ class _Pack:
         self._work, self._paths, self._most = work, paths, size + PACKED_BYTES
 
     def send(self, channel: Conversation) -> None:
-        squeeze = self._work.compressed(self._paths[0])
+        # small logs always: they shrink to a tenth in no time
+        squeeze = self._work.compressed(self._paths[0]) or all(p.endswith(layout.APPENDED) for p in self._paths)
         channel.send({"op": "pack", "paths": self._paths, "most": self._most, "squeeze": squeeze})
 
     def receive(self, channel: Conversation) -> None:

@@ -1,4 +1,4 @@
-"""H23: on the pod HOME is missing or read-only; everything of a run lies under the workspace."""
+"""H23: on the pod HOME is missing, read-only or full; everything of a run lies under the workspace."""
 
 from __future__ import annotations
 
@@ -48,3 +48,19 @@ def test_a_home_that_can_not_be_written(project: Project, make_pod: Callable[...
         assert below(home) == {"kept"}
     finally:
         subprocess.run(["umount", home], check=True)
+
+
+@needs_mounts
+def test_a_home_that_is_full(project: Project, make_pod: Callable[..., TestPod], tmp_path: Path) -> None:
+    home, workspace = tmp_path / "tiny", tmp_path / "workspace"
+    home.mkdir()
+    workspace.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", home], check=True)
+    try:
+        pod = make_pod(setenv={"HOME": str(home)})
+        (home / "kept").write_bytes(bytes(12_000))
+        done = project.run(project.on(pod, project.config(), "--remote-dir", workspace / "run"))
+        assert done.returncode == 0, done.stderr
+        assert below(home) == {"kept"}
+    finally:
+        subprocess.run(["umount", "-l", home], check=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,43 @@ def test_the_same_decisions_as_with_equal_clocks(project: Project, pod: TestPod,
     assert f"resuming from pod: toy step {first['newest']['step']}" in done.stderr
     assert header.verify_digests(project.root / "artifacts/toy/toy-training.safetensors")["step"] == 60
     assert vault.manifests(place)[-1]["newest"]["step"] == 60
+
+
+CLOCK = """
+import time
+_time, _time_ns, off_s = time.time, time.time_ns, {off_s}
+time.time = lambda: _time() + off_s
+time.time_ns = lambda: _time_ns() + off_s * 10**9
+"""
+
+
+@pytest.mark.parametrize("off_s", [7200, -7200])
+def test_a_pod_whose_clock_is_two_hours_off(
+    project: Project, make_pod: Callable[..., TestPod], tmp_path: Path, off_s: int
+) -> None:
+    """Its python gets another time; the files keep the real one, and so lie in its future or its past."""
+    (tmp_path / "clock").mkdir()
+    (tmp_path / "clock/sitecustomize.py").write_text(CLOCK.format(off_s=off_s))
+    pod = make_pod(setenv={"PYTHONPATH": str(tmp_path / "clock")})
+    config = project.config(steps=100_000, step_s=0.05)
+    began_s = time.monotonic()
+    done = project.run(project.on(pod, config, "--max-hours", 5 / 3600, "--backup-every", "1s"))
+    assert done.returncode == 75, done.stderr
+    assert project.report()["cause"] == "deadline"
+    assert time.monotonic() - began_s < 40
+    assert done.stderr.count("s off this one") == 1
+    assert f"the pod's clock is {off_s:+d} s off this one" in done.stderr.replace("+7199", "+7200")
+    place = Place(store=open_store("backups", project.root), project="project", name="toy", keep=100)
+    found = vault.manifests(place)
+    assert len(found) >= 3, "copies came when they were due"
+    assert found[-1]["newest"]["root"] == header.describe(project.root / LATEST)["root"]
+    risk = json.loads(project.run(project.at("status", pod, "toy", "--json")).stdout)["risk"]
+    assert 0 <= risk["since_s"] < 60
+    events = [json.loads(line) for line in (project.root / "runs/toy-events.jsonl").read_text().splitlines()]
+    assert all(re.search(r"(Z|[+-]\d\d:?\d\d)$", e["at"]) for e in events), "times carry their offset from UTC"
+
+
+LATEST = "artifacts/toy/toy-training.safetensors"
 
 
 def test_a_store_whose_clock_is_an_hour_off_prunes_nobody_alive(tmp_path: Path) -> None:

@@ -3,97 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pods
 import pytest
 import rotating
-from pods import wait_for
-from s3server import KEYS, S3Server
+from backing import LATEST, PREVIOUS, check_each, make, restored, trainer
 
-from remote_runner import backup, restoring, retention, vault
+from remote_runner import backup, retention, vault
 from remote_runner.checkpoint import header
-from remote_runner.errors import Unverified
-from remote_runner.ondisk import OnDisk
 from remote_runner.stores import open_store
 from remote_runner.vault import Place
-
-LATEST = "artifacts/run/generator-training.safetensors"
-PREVIOUS = "artifacts/run/generator-training.previous.safetensors"
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "pod/runs").mkdir(parents=True)
-    return tmp_path / "pod"
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(store=open_store("kept", tmp_path), project="project", name="run", keep=1000)
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    server = S3Server(tmp_path_factory.mktemp("s3")).start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def s3_place(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-    return Place(store=open_store(s3.url(tmp_path.name), tmp_path), project="project", name="run", keep=1000)
-
-
-def make(root: Path, place: Place, last: backup.Backup | None = None) -> backup.Backup:
-    source = OnDisk(root, ["artifacts/run"], "run")
-    return backup.make(source, place, root.parent / "spool", "attempt", last)
-
-
-@contextlib.contextmanager
-def trainer(root: Path) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, rotating.__file__, root, "1"], start_new_session=True)
-    try:
-        wait_for((root / PREVIOUS).exists, "two snapshots")
-        yield process
-        assert process.poll() is None, "the trainer was made to fail"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def restored(place: Place, manifest: dict[str, object], to: Path) -> Path:
-    restoring.put_in_place(restoring.fetch(place, manifest, to / ".incoming"), manifest, to)
-    return to
-
-
-def check_each(place: Place, manifests: list[dict[str, object]], tmp_path: Path) -> list[int]:
-    """Restore every backup; its snapshots verify, are what the manifest says, and its log is a prefix."""
-    steps, logs = [], []
-    for number, manifest in enumerate(manifests):
-        home = restored(place, manifest, tmp_path / f"back-{number}")
-        newest = manifest["newest"]
-        head = header.verify_digests(home / LATEST)
-        assert (head["stage"], head["step"], head["root"]) == (newest["stage"], newest["step"], newest["root"])
-        previous = header.verify_digests(home / PREVIOUS)
-        assert previous["step"] <= head["step"]
-        assert header.verify_digests(home / "artifacts/run/codec-training.safetensors")["step"] == 10
-        rows = [json.loads(line) for line in (home / "artifacts/run/metrics.jsonl").read_bytes().split(b"\n")[:-1]]
-        assert max(row["step"] for row in rows) >= head["step"] - 1, "the log is behind its snapshot"
-        steps.append(head["step"])
-        logs.append((home / "runs/run-train.log").read_bytes())
-    logs.sort(key=len)
-    assert all(b.startswith(a) for a, b in itertools.pairwise(logs))
-    return steps
 
 
 def test_two_hundred_backups_while_snapshots_rotate(root: Path, place: Place, tmp_path: Path) -> None:
@@ -108,15 +32,6 @@ def test_two_hundred_backups_while_snapshots_rotate(root: Path, place: Place, tm
     assert [vault.missing(place, m) for m in found.values()] == [[]] * 200
 
 
-def test_the_same_against_an_object_store(root: Path, s3_place: Place, tmp_path: Path) -> None:
-    last, found = None, []
-    with trainer(root):
-        for _ in range(15):
-            last = make(root, s3_place, last)
-            found.append(vault.checked(s3_place.store.get(s3_place.manifest(last.id))))
-    check_each(s3_place, found, tmp_path)
-
-
 def test_what_the_store_has_costs_nothing(root: Path, place: Place) -> None:
     rotating.save(root, "codec", 10)
     rotating.save(root, "generator", 1)
@@ -128,35 +43,6 @@ def test_what_the_store_has_costs_nothing(root: Path, place: Place) -> None:
     assert make(root, place, first).new_bytes == size
     rotating.save(root, "generator", 3)
     assert make(root, place).new_bytes == size, "a process that knows nothing asks the store"
-
-
-def test_a_change_that_size_and_times_do_not_show(root: Path, place: Place, tmp_path: Path) -> None:
-    rotating.save(root, "generator", 1)
-    notes = root / "artifacts/run/notes.bin"
-    notes.write_bytes(b"before")
-    before = notes.stat()
-    last = make(root, place)
-    notes.write_bytes(b"beforE")
-    os.utime(notes, ns=(before.st_atime_ns, before.st_mtime_ns))
-    last = make(root, place, last)
-    home = restored(place, vault.checked(place.store.get(place.manifest(last.id))), tmp_path / "back")
-    assert (home / "artifacts/run/notes.bin").read_bytes() == b"beforE"
-
-
-def test_an_object_of_many_parts_is_known_by_its_bytes(root: Path, s3_place: Place, s3: S3Server) -> None:
-    """Other bytes of the same length are found and named by key; nothing travels when nothing has changed."""
-    (root / "artifacts/run").mkdir(parents=True)
-    big = root / "artifacts/run/model.bin"
-    big.write_bytes(os.urandom(12 << 20))
-    first = make(root, s3_place)
-    manifest = vault.checked(s3_place.store.get(s3_place.manifest(first.id)))
-    assert vault.damaged(s3_place, manifest) == []
-    assert make(root, s3_place).new_bytes == 0
-    key = s3_place.blob(manifest["files"][0]["sha256"])
-    s3_place.store.put(key, bytes(12 << 20))
-    assert [d.partition(":")[0] for d in vault.damaged(s3_place, manifest)] == [key]
-    with pytest.raises(Unverified, match=key):
-        restoring.fetch(s3_place, manifest, root.parent / "incoming")
 
 
 def test_awkward_names_and_an_empty_folder_come_back(root: Path, place: Place, s3_place: Place, tmp_path: Path) -> None:
@@ -327,12 +213,7 @@ def test_a_store_server_killed_at_any_moment_leaves_only_whole_backups(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pods.running(tmp_path / "host") as server, trainer(root):
-        ssh = tmp_path / ".ssh"
-        ssh.mkdir(mode=0o700)
-        (ssh / "config").write_text(
-            f"Host vault\n  HostName 127.0.0.1\n  Port {server.port}\n  User root\n  IdentityFile {server.key}\n"
-        )
-        (ssh / "known_hosts").write_text(f"[127.0.0.1]:{server.port} {(server.folder / 'hostkey.pub').read_text()}")
+        server.trust(tmp_path, "vault")
         behind = Place(store=open_store(str(tmp_path / "host/kept"), tmp_path), project="project", name="run", keep=5)
         worker = hammer(root, f"sftp://vault{tmp_path}/host/kept", tmp_path / "spool", 6)
         for number in range(6):

@@ -84,6 +84,10 @@ def test_a_pod_that_is_away_is_said_once(project: Project, pod: TestPod, tmp_pat
     assert "no contact" in first.stderr
     again = project.run(project.command("backup", "toy"))
     assert (again.returncode, again.stderr) == (6, "")
+    said = project.run(project.command("status", "toy"))
+    assert said.returncode == 6
+    assert "at risk: everything, there is no backup yet" in said.stdout, "of the store that the run was started with"
+    assert f"--resume --abandon 127.0.0.1:{pod.port}" in said.stderr
     pod.start()
     back = project.run(project.command("backup", "toy"))
     assert (back.returncode, back.stderr) == (0, "")
@@ -99,6 +103,17 @@ def test_one_under_way_makes_the_next_step_aside(project: Project, pod: TestPod,
     assert done.stderr.count("\n") == 1
     assert "skipped: the backup before is still under way" in done.stderr
     assert len(stored(tmp_path / "kept")) == 1
+
+
+def test_who_attaches_copies_at_once(project: Project, pod: TestPod, tmp_path: Path) -> None:
+    """However long nobody followed: the interval does not begin anew."""
+    detach(project, pod)
+    controller = project.start(
+        project.at("attach", pod, "toy", "--backup-to", tmp_path / "kept", "--backup-every", "1h")
+    )
+    wait_for(lambda: (tmp_path / "kept").exists() and stored(tmp_path / "kept"), "a backup", 30)
+    assert project.run(project.at("stop", pod, "toy")).returncode == 0
+    controller.communicate(timeout=60)
 
 
 def test_a_store_that_refuses_is_one_line_and_8(project: Project, pod: TestPod, tmp_path: Path) -> None:
@@ -191,12 +206,14 @@ def _inner(pid: int) -> int:
 def test_status_says_what_is_at_risk(project: Project, pod: TestPod, tmp_path: Path) -> None:
     config = project.config(steps=100_000, step_s=0.05)
     controller = project.start(project.on(pod, config, "--backup-to", tmp_path / "kept", "--backup-every", "2s"))
-    wait_for(lambda: (tmp_path / "kept").exists() and len(stored(tmp_path / "kept")) >= 2, "two backups")
+    steps = lambda: [(m["newest"] or {}).get("step") for m in stored(tmp_path / "kept")]  # noqa: E731
+    wait_for(lambda: (tmp_path / "kept").exists() and len(set(steps())) >= 3, "backups of two snapshots, after none")
     seen = json.loads(project.run(project.at("status", pod, "toy", "--json")).stdout)
     at_risk = seen["risk"]
     assert at_risk["every_s"] == 2.0
     assert 0 < at_risk["snapshot_every_s"] < 5
-    assert at_risk["bound_s"] == pytest.approx(at_risk["every_s"] + at_risk["snapshot_every_s"] + at_risk["transfer_s"])
+    terms = ("every_s", "snapshot_every_s", "save_s", "transfer_s")
+    assert at_risk["bound_s"] == pytest.approx(sum(at_risk[t] for t in terms))
     assert at_risk["steps"] == max(0, seen["status"]["progress"]["step"] - at_risk["step"])
     text = project.run(project.at("status", pod, "toy")).stdout
     assert "at risk: " in text

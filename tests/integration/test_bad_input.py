@@ -36,6 +36,10 @@ def test_intervals_that_are_none(project: Project, every: str) -> None:
     refused(project, nowhere(project, project.config(), f"--backup-every={every}"), 2, "length of time")
 
 
+def test_a_place_to_resume_from_without_a_resume(project: Project) -> None:
+    refused(project, nowhere(project, project.config(), "--from", "store"), 2, "--resume", "give both")
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [

@@ -13,7 +13,7 @@ import rotating
 from pods import TestPod
 from projects import Project
 
-from remote_runner import download, ssh
+from remote_runner import download, rates, ssh
 from remote_runner.access import Access
 from remote_runner.agent import Agent
 from remote_runner.checkpoint import header
@@ -215,6 +215,66 @@ def test_a_folder_that_is_no_run_of_ours(project: Project, pod: TestPod, tmp_pat
     assert project.run(project.command("verify", tmp_path / "got/checkpoints")).returncode == 7
     refused = project.run([*argv[:5], "relative", *argv[6:]])
     assert refused.returncode == 2
+
+
+def sparse(path: Path, size: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as f:
+        f.truncate(size)
+
+
+def test_beyond_fifty_gigabytes_the_newest_two_and_the_best_come_and_the_rest_is_listed(
+    project: Project, pod: TestPod, tmp_path: Path
+) -> None:
+    theirs = pod.home / "workspace/checkpoints"
+    for name, size in (("step_1.pt", 51 << 30), ("best_1.pt", 10), ("step_2.pt", 20), ("step_3.pt", 30)):
+        sparse(theirs / name, size)
+    (theirs / "log.txt").write_text("x")
+    words = [pod.address, "--from", theirs, "--to", tmp_path / "got"]
+    argv = project.command("download", *words, "--identity", pod.key, "--accept-new-host-key")
+    done = project.run(argv)
+    assert done.returncode == 0, done.stderr
+    assert "1 checkpoints stay on the pod, 54.76 GB; download --keep all brings them" in done.stderr
+    assert "54760.8 MB  checkpoints/step_1.pt" in done.stderr
+    here = {p.name for p in (tmp_path / "got/checkpoints").iterdir()}
+    assert here == {"best_1.pt", "step_2.pt", "step_3.pt", "log.txt", "SHA256SUMS"}
+    asked = on_terminal([*argv, "--keep", ""], "n\n", project.root)
+    assert "5 files, 55 GB: bring all of them? [y/N]" in asked
+    assert "1 checkpoints stay on the pod" in asked
+
+
+def on_terminal(argv: list[str], answer: str, cwd: Path) -> str:
+    """Run a command whose stdin is a terminal; all that it says."""
+    ours, theirs = os.openpty()
+    try:
+        os.write(ours, answer.encode())
+        done = subprocess.run(
+            argv, cwd=cwd, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+            check=True,
+        )  # fmt: skip
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    return done.stdout
+
+
+def test_a_large_transfer_first_says_bytes_time_and_cost(
+    project: Project, pod: TestPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates, "ANNOUNCE_BYTES", 4_000_000)
+    at = Home(project, pod)
+    folder = at.pod_root / "artifacts/run"
+    folder.mkdir(parents=True)
+    (folder / "one.dat").write_bytes(os.urandom(5_000_000))
+    download.bring_home(at.agent, at.root, "run", ["artifacts/run"], at.said.append, "", None, 1.5)
+    assert at.said[0] == (
+        "1 files, 0.0 GB are to come here: about 0:00 at 50.0 MB/s (a guess: none was measured yet), "
+        "0.00 USD of pod time"
+    )
+    (folder / "two.dat").write_bytes(os.urandom(5_000_000))
+    at.said.clear()
+    at.bring()
+    assert "(as the last one), the pod's price is not known" in at.said[0]
 
 
 def test_the_settings_say_which_checkpoints_come(project: Project, pod: TestPod) -> None:

@@ -133,7 +133,7 @@ def test_a_damaged_backup_is_passed_over_before_anything_is_touched(scene: Scene
     assert (winner.place, winner.candidate.step) == ("store", 200)
     assert sha256 in scene.said[0]
     assert header.describe(scene.root / GENERATOR)["step"] == 100
-    resume.bring_here(scene.plan, scene.store, winner, scene.said.append)
+    resume.bring_here(scene.plan, winner, scene.said.append)
     assert header.verify_digests(scene.root / GENERATOR)["step"] == 200
     kept = next((scene.root / "artifacts").glob("run-interrupted-*"))
     assert header.verify_digests(kept / "generator-training.safetensors")["step"] == 100

@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,30 +30,6 @@ def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    server = S3Server(tmp_path_factory.mktemp("s3")).start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def s3_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-
-
-def trust(server: TestPod, home: Path) -> None:
-    """What a user has: a key that ssh finds, and the host in known_hosts."""
-    ssh = home / ".ssh"
-    ssh.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (ssh / "config").write_text(
-        f"Host backup-host\n  HostName 127.0.0.1\n  Port {server.port}\n  User root\n  IdentityFile {server.key}\n"
-    )
-    public = (server.folder / "hostkey.pub").read_text()
-    (ssh / "known_hosts").write_text(f"[127.0.0.1]:{server.port} {public}")
-
-
 def sftp_url(server: TestPod) -> str:
     return f"sftp://backup-host{server.folder}/store"
 
@@ -73,7 +50,7 @@ def store(
         pytest.skip("no sftp-server binary to deny an extension with")
     monkeypatch.setenv("HOME", str(tmp_path))
     with pods.running(tmp_path / "host", options=options) as server:
-        trust(server, tmp_path)
+        server.trust(tmp_path, "backup-host")
         opened = open_store(sftp_url(server), tmp_path)
         yield opened
         opened.close()
@@ -91,6 +68,21 @@ def test_what_is_put_comes_back(store: Store, tmp_path: Path) -> None:
     store.fetch(key, tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == content
     assert source.read_bytes() == content
+
+
+def test_a_signed_address_fetches_without_a_login(s3: S3Server, s3_keys: None, tmp_path: Path) -> None:
+    store = open_store(s3.url("some folder/ü+x"), tmp_path)
+    store.put("project/a run/blobs/1", b"content")
+    url = store.sign(["project/a run/blobs/1"], 60)[0]
+    assert "X-Amz-Expires=60" in url
+    assert KEYS["AWS_SECRET_ACCESS_KEY"] not in url
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        assert answer.read() == b"content"
+
+
+def test_a_folder_and_sftp_sign_nothing(tmp_path: Path) -> None:
+    assert open_store("kept", tmp_path).sign(["x"], 60) == []
+    assert open_store("sftp://host/x", tmp_path).sign(["x"], 60) == []
 
 
 def test_what_is_not_there_is_said_to_be(store: Store, tmp_path: Path) -> None:
@@ -272,7 +264,7 @@ def test_missing_credentials_are_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_sftp_server_with_another_host_key_gets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pods.running(tmp_path / "host") as server:
-        trust(server, tmp_path)
+        server.trust(tmp_path, "backup-host")
         pods.keygen(tmp_path / "other")
         other = (tmp_path / "other.pub").read_text()
         (tmp_path / ".ssh/known_hosts").write_text(f"[127.0.0.1]:{server.port} {other}")
@@ -284,7 +276,7 @@ def test_an_sftp_server_with_another_host_key_gets_nothing(tmp_path: Path, monke
 def test_an_sftp_connection_that_broke_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pods.running(tmp_path / "host") as server:
-        trust(server, tmp_path)
+        server.trust(tmp_path, "backup-host")
         store = open_store(sftp_url(server), tmp_path)
         store.put("project/run/x", b"1")
         server.lose()
