@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from pathlib import Path
 
 from remote_runner import code_files, upload
 from remote_runner import plan as plans
 from remote_runner.plan import Options
+from remote_runner.pod import layout
 
 
 def paths(root: Path) -> list[str]:
     """The files of a project that would travel."""
     return [p for p in code_files.listed(root) if not code_files.left_out(p)]
+
+
+def not_ignored(root: Path) -> list[str]:
+    """Our own folders in a project that its git would show as untracked; none without git."""
+    folders = [f"{layout.OWN}/", "runs/", "backups/"]
+    ask = ["git", "-C", str(root), "check-ignore", *folders]
+    try:
+        done = subprocess.run(ask, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return []
+    return [f for f in folders if f not in done.stdout.split()] if done.returncode in (0, 1) else []
 
 
 def check(config: Path, name: str | None) -> list[str]:
@@ -33,7 +46,7 @@ def check(config: Path, name: str | None) -> list[str]:
         f"resume:   {shlex.join(plan.words(settings.resume_words or [])) or 'the same command, nothing added'}",
         f"outputs:  {', '.join(plan.outputs)}",
         f"pause:    {_pause(settings.pause)}",
-        f"sent:     {len(code.items)} files, {code.size / 1e6:.2f} MB",
+        f"sent:     {len(code.items)} files, {_size(code.size)}",
     ]
     if settings.secrets:
         lines.append(f"secrets:  {', '.join(settings.secrets)} (found)")
@@ -41,6 +54,10 @@ def check(config: Path, name: str | None) -> list[str]:
         lines.append(f"stays:    {', '.join(code.skipped[:10])}{' …' if len(code.skipped) > 10 else ''}")
     lines.append(f"next:     remote-run HOST:PORT {plan.config} --max-hours 2 --dry-run")
     return lines
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"
 
 
 def _pause(way: str) -> str:

@@ -9,6 +9,7 @@ ends the controller, the run goes on and `attach` takes it up again.
 from __future__ import annotations
 
 from remote_runner import (
+    changes,
     ending,
     preflight,
     pushing,
@@ -68,6 +69,7 @@ def run(access: Access, plan: Plan, view: View, only_from: str = "") -> Report |
 def _begin(start: Start) -> tuple[Running, Report]:
     """What is refused before any connection, then all that leads to the armed deadline."""
     plan = start.plan
+    changes.refuse_unknown(plan)
     _prove(start.store, plan)
     if plan.settings.backup.push:
         pushing.refuse_unreachable(starting.backup_to(plan))

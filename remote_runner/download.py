@@ -21,7 +21,7 @@ from typing import Any
 from remote_runner import keeping, rates, resume, transfer
 from remote_runner.agent import Agent, Denied
 from remote_runner.agent import field as answer_field
-from remote_runner.checkpoint import header, snapshot
+from remote_runner.checkpoint import header, lineage, snapshot
 from remote_runner.durations import show
 from remote_runner.errors import Unverified
 from remote_runner.pod import digests, files, layout, preserve
@@ -222,7 +222,7 @@ def _keep_if_newer(agent: Agent, root: Path, name: str, outputs: list[str], tell
 
 def _is_other(here: dict[str, Any], there: dict[str, Any]) -> bool:
     """Whether the pod's state did not come from the one here: another identity or lineage, or a fork."""
-    if here["stage"] != there["stage"]:
+    if here["stage"] != there["stage"] or lineage.came_from(there, here):
         return False
     if here["step"] == there["step"]:
         return bool(here["root"] != there["root"])

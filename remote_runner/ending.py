@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from remote_runner import download, follow, record, settings, ssh
+from remote_runner import archive, download, finiteness, follow, record, settings, ssh
 from remote_runner import report as reports
 from remote_runner.agent import Denied, printable
 from remote_runner.errors import BackupFailed, OutOfContact, RunnerError, Unverified
@@ -57,6 +57,8 @@ def _bring_home(run: Running, report: Report, journal: Journal, view: View) -> N
             _last_backup(run, report, give_up, view.tell)
         with journal.phase("download"):
             _download(run, report, give_up, view.tell)
+            _look_for_nan(run, report)
+            archive.add_environment(run.root, run.name, report.attempt)
         _let_the_pod_end(run, report, give_up)
     except KeyboardInterrupt:
         fix = f"bring the rest home: remote-run attach {run.link.endpoint} {run.name}"
@@ -118,6 +120,10 @@ def _take_end(report: Report, seen: dict[str, Any]) -> None:
         return
     ended = status.get("exit")
     report.segment = status.get("segment")
+    prepared = status.get("prepared")
+    for row in prepared if isinstance(prepared, list) else []:
+        if isinstance(row, list) and len(row) == 2 and isinstance(row[1], (int, float)):
+            report.setup_s[printable(str(row[0]))] = float(row[1])
     if isinstance(ended, dict):
         report.cause, report.evidence = str(ended.get("cause")), str(ended.get("evidence") or "")
         report.workload_code, report.workload_signal = ended.get("code"), ended.get("signal")
@@ -153,6 +159,24 @@ def _download(run: Running, report: Report, give_up: Callable[[], float], tell: 
         fix = e.fix if isinstance(e, RunnerError) else "make room or look at the disk, then: remote-run download"
         tell(f"{e}\nfix: {fix}")
         report.problems.append({"exit_code": Unverified.exit_code, "message": str(e), "fix": fix})
+
+
+def _look_for_nan(run: Running, report: Report) -> None:
+    """What holds NaN or infinities: of another trainer a warning, unless finite numbers were required."""
+    known = record.load(run.root, run.name)
+    last = record.last_attempt(known)
+    required = bool(last.get("require_finite")) and last.get("attempt") == report.attempt
+    rules = known.get("snapshots") or []
+    if not rules and not required:
+        return  # its own snapshots were proven finite as they came
+    found = finiteness.look(run.root, run.outputs, rules)
+    wrong = found.not_finite + (found.unseen if required else [])
+    if required and wrong:
+        message = f"--require-finite: {'; '.join(found.lines())}"
+        fix = "look at the losses in the log; pip install torch here, where files could not be looked at"
+        report.problems.append({"exit_code": Unverified.exit_code, "message": message, "fix": fix})
+    else:
+        report.warnings = found.lines()
 
 
 def _add_manifest(root: Path, name: str, manifest: dict[str, dict[str, Any]]) -> None:

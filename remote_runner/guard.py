@@ -39,7 +39,7 @@ def hold(pod: Pod, plan: Plan, facts: Facts, tell: Callable[[str], None]) -> Age
         answer = agent.ask("hold", match=plan.settings.patterns, lease=lease, ignore_running=options.ignore_running)
     except Denied as e:
         agent.close()
-        raise refusal(str(pod.endpoint), e, plan.name) from None
+        raise refusal(str(pod.endpoint), e) from None
     for process in answer.get("running") or []:
         tell(f"going on although this runs there, as asked: {_show(process)}")
     for line in answer.get("gpu") or []:
@@ -61,6 +61,13 @@ def _died(died: dict[str, Any]) -> str:
 def _show(process: dict[str, Any]) -> str:
     text = "pid {pid}, since {since}, user {user}: {command}"
     return printable(text.format_map({k: process.get(k, "?") for k in ("pid", "since", "user", "command")}))
+
+
+def _follow(where: str, found: list[dict[str, Any]]) -> str:
+    """How to look at what runs there, where it is a run of this tool."""
+    runs = {(str(p["run"]), str(p.get("root"))): None for p in found if p.get("run")}
+    words = [f"remote-run attach {where} {name} --remote-dir {root}" for name, root in runs]
+    return printable(f", or follow it: {'; '.join(words)}") if words else "; no run of this tool is among it"
 
 
 def ask_last_target(plan: Plan, here: str, policy: Policy, tell: Callable[[str], None]) -> None:
@@ -91,7 +98,7 @@ def ask_last_target(plan: Plan, here: str, policy: Policy, tell: Callable[[str],
     tell(f"the last attempt, on {there}, is over")
 
 
-def refusal(where: str, denied: Denied, run: str) -> Refused:
+def refusal(where: str, denied: Denied) -> Refused:
     """Why a machine is not taken, as the program there says it."""
     if denied.reason == "held":
         lease = denied.facts.get("lease") or {}
@@ -102,11 +109,11 @@ def refusal(where: str, denied: Denied, run: str) -> Refused:
             fix=f"look at it (remote-run attach {where} {name}), or wait for its end",
         )
     if denied.reason == "running":
-        shown = "\n".join("  " + _show(p) for p in denied.facts.get("processes", []))
+        found = [p for p in denied.facts.get("processes", []) if isinstance(p, dict)]
+        shown = "\n".join("  " + _show(p) for p in found)
         return Refused(
             f"{where}: a training runs there already; nothing was changed\n{shown}",
-            fix=f"wait for it, or if it is ours: remote-run attach {where} {run}. "
-            "If both shall share the machine: --ignore-running",
+            fix=f"wait for it{_follow(where, found)}. If both shall share the machine: --ignore-running",
         )
     if denied.reason == "cannot-look":
         return Refused(

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from remote_runner.checkpoint import header
-from remote_runner.errors import Unverified
+from remote_runner import numpy_files
+from remote_runner.checkpoint import header, lineage
+from remote_runner.errors import Unverified, UsageFault
 
 MOST_NAMES = 5
 FIX = "fetch it again, or restore it from a backup (remote-run restore)"
@@ -19,23 +20,46 @@ FIX = "fetch it again, or restore it from a backup (remote-run restore)"
 def inspect(path: Path) -> dict[str, Any]:
     """What the header tells: of a snapshot all of `header.describe`, of another safetensors file its tensors.
 
+    Of NumPy's own files the arrays. Of other kinds what they are, by their name and first bytes.
+
     Raises:
-        Unverified: it is no safetensors file, or says it is a snapshot and is not.
+        Unverified: it is damaged, or says it is a snapshot and is not.
     """
+    if path.suffix in numpy_files.SUFFIXES:
+        try:
+            arrays = {a.name: [a.dtype, list(a.shape)] for a in numpy_files.arrays(path, count=False)}
+        except numpy_files.Damaged as wrong:
+            raise Unverified(f"{path}: {wrong}", fix=FIX) from None
+        size = path.stat().st_size
+        return {"path": str(path), "kind": "NumPy arrays", "size_bytes": size, "metadata": {}, "tensors": arrays}
+    if path.suffix != ".safetensors" and (kind := _other_kind(path)):
+        raise UsageFault(f"{path}: {kind}", fix="remote-run verify looks into PyTorch files, in a process of its own")
     head = _read(path)
     if head.metadata.get("format") != header.FORMAT:
         tensors = {e.name: [e.dtype, list(e.shape)] for e in head.entries}
-        return {"path": str(path), "size_bytes": head.size_bytes, "metadata": head.metadata, "tensors": tensors}
+        about = {"size_bytes": head.size_bytes, "metadata": head.metadata, "tensors": tensors}
+        return {"path": str(path), "kind": "safetensors", **about}
     try:
         return {"path": str(path), **header.describe(path)}
     except header.SnapshotCorrupt as wrong:
         raise Unverified(str(wrong), fix=FIX) from None
 
 
+def _other_kind(path: Path) -> str:
+    """What a file most likely is, from its first bytes; empty where it may be safetensors."""
+    with path.open("rb") as f:
+        begins = f.read(8)
+    if begins[:2] == b"PK":
+        return "a zip archive, as PyTorch's checkpoints are; what is in it is a pickle, and is not opened here"
+    if begins[:1] == b"\x80":
+        return "a pickle, as PyTorch's old checkpoints are; it is not opened here"
+    return "no file of tensors: JSON or other text" if begins[:1] in (b"{", b"[") else ""
+
+
 def text(told: Mapping[str, Any]) -> str:
     """`inspect` for people."""
     if "state" not in told:
-        lines = [f"{told['path']}: safetensors, {len(told['tensors'])} tensors, {told['size_bytes']:,} bytes"]
+        lines = [f"{told['path']}: {told['kind']}, {len(told['tensors'])} tensors, {told['size_bytes']:,} bytes"]
         lines += [f"  {key}: {_short(value)}" for key, value in told["metadata"].items()]
         return "\n".join([*lines, *(f"  {n} {dtype} {shape}" for n, (dtype, shape) in told["tensors"].items())])
     state, volatile = told["state"], told["volatile"]
@@ -47,7 +71,7 @@ def text(told: Mapping[str, Any]) -> str:
         f"  best {best['metric']:.6g} at step {best['step']}" if best else "  no evaluation yet",
         f"  root {told['root']}",
         f"  fingerprint {told['fingerprint']}",
-        f"  lineage {told['lineage'] or 'from step 0 of this run'}",
+        f"  lineage {lineage.text(told['lineage']) or 'from step 0 of this run'}",
     ]
     rest = {k: v for k, v in volatile.items() if k not in ("config", "identity")}
     return "\n".join([*lines, *(f"  {key} {_short(value)}" for key, value in rest.items() if value not in (None, []))])

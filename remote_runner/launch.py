@@ -49,6 +49,7 @@ def job(plan: Plan) -> dict[str, Any]:
         "on_failure": options.on_failure,
         "stop_after_s": options.stop_after_s,
         "price": options.price,
+        "accept": dict.fromkeys(options.accept),
     }
 
 
@@ -84,8 +85,10 @@ def start(agent: Agent, plan: Plan, record: dict[str, Any]) -> dict[str, Any]:
         NotStarted: it did not come up, or armed another deadline than was asked for.
     """
     _send_record(agent, plan, record)
+    accept = records.last_attempt(record).get("accept") or {}
+    asked = {**job(plan), "accept": accept, "lineage": record.get("lineage"), "facts": True}
     try:
-        status: dict[str, Any] = field(agent.ask("launch", job=job(plan), secrets=plan.secrets), "status", dict)
+        status: dict[str, Any] = field(agent.ask("launch", job=asked, secrets=plan.secrets), "status", dict)
     except Denied as e:
         raise NotStarted(f"the supervisor did not start: {e}", fix="look at .remote-run/supervisor.log there") from None
     deadline = status.get("deadline") or {}

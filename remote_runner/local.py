@@ -74,7 +74,7 @@ def refuse_running(plan: Plan) -> None:
         Refused: a trainer or another job runs here.
     """
     if (found := trainers.jobs(plan.settings.patterns)) and not plan.options.ignore_running:
-        raise refusal("this machine", Denied({"reason": "running", "processes": found}), plan.name)
+        raise refusal("this machine", Denied({"reason": "running", "processes": found}))
 
 
 def _hold(plan: Plan, tell: Callable[[str], None]) -> int:
@@ -83,7 +83,7 @@ def _hold(plan: Plan, tell: Callable[[str], None]) -> int:
     try:
         taken = hold.take(str(plan.root), lease, plan.settings.patterns, plan.options.ignore_running)
     except Refusal as e:
-        raise refusal("this machine", Denied(e.facts), plan.name) from None
+        raise refusal("this machine", Denied(e.facts)) from None
     for line in taken["gpu"]:
         tell(f"the GPU is in use: {printable(line)}")
     if taken["died"]:

@@ -47,8 +47,8 @@ class OnDisk:
         return found
 
     def foreign(self) -> dict[str, dict[str, Any]]:
-        rules = foreign.of_job(str(self.root))[1]
-        return {path: head for path, head, _why in foreign.heads(str(self.root), self.outputs, rules) if head}
+        told = foreign.of_job(str(self.root))
+        return {path: head for path, head, _why in foreign.heads(str(self.root), self.outputs, *told) if head}
 
     def bring(self, paths: list[str], into: Path, limits: dict[str, int]) -> Iterator[Copied]:
         for number, path in enumerate(paths):

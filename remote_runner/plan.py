@@ -56,6 +56,8 @@ class Options:
     on_interrupt: str = "detach"  # Ctrl-C while following: detach, or pause the run
     yes: bool = False  # send a large upload unasked
     take_over: bool = False  # follow though another controller does
+    require_finite: bool = False  # a NaN or an infinity in what comes home is an error of another trainer too
+    accept: tuple[str, ...] = ()  # named changes of identity that are gone on with
 
 
 @dataclass(frozen=True, kw_only=True)

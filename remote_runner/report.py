@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from remote_runner.agent import printable
+from remote_runner.checkpoint import lineage
 from remote_runner.durations import show
 from remote_runner.pod import files, foreign, layout
 
@@ -41,9 +42,11 @@ class Report:
     segment: int | None = None
     last_durable: list[dict[str, Any]] = field(default_factory=list)  # stage, step, root, newest stage last
     resumed_from: str = ""
+    same_run: bool = False  # gone on with, by a trainer that proves its states, and nothing of identity or code changed
     steps_repeated: int | None = None  # None: unknown
     segments: list[dict[str, Any]] = field(default_factory=list)
     phases_s: dict[str, float] = field(default_factory=dict)
+    setup_s: dict[str, float] = field(default_factory=dict)  # on the pod, by what was prepared
     wall_s: float = 0.0
     backups: int = 0
     last_backup: str = ""
@@ -51,7 +54,9 @@ class Report:
     fetched_bytes: int = 0
     verified_files: int = 0
     left_on_pod: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     problems: list[dict[str, Any]] = field(default_factory=list)  # exit_code, message
+    changes: list[str] = field(default_factory=list)  # since the run began, or the attempt before: another run, then
     hardware: str = ""
     pod_end: str = ""  # what becomes of the pod, and of its bill
     log_tail: list[str] = field(default_factory=list)
@@ -72,7 +77,9 @@ class Report:
             lines.append(f"  {one['stage']}: step {one['step']} {known}, root {one['root'][:16]}")
         if self.resumed_from:
             repeated = "unknown" if self.steps_repeated is None else self.steps_repeated
-            lines.append(f"  resumed from {self.resumed_from}; steps repeated: {repeated}")
+            same = "; the same run" if self.same_run else ""
+            lines.append(f"  resumed from {self.resumed_from}; steps repeated: {repeated}{same}")
+        lines += [f"  {change}" for change in self.changes]
         lines.append(
             f"  home: {self.verified_files} files verified, {self.fetched_files} of them fetched "
             f"({self.fetched_bytes / 1e6:.2f} MB)"
@@ -83,6 +90,9 @@ class Report:
             lines.append(f"  not brought home: {', '.join(self.left_on_pod[:5])}")
         phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.phases_s.items())
         lines.append(f"  time: {show(self.wall_s)} ({phases})")
+        if prepared := [f"{what} {seconds:.1f} s" for what, seconds in self.setup_s.items()]:
+            lines.append(f"  prepared there: {', '.join(prepared)}")
+        lines += [f"  warning: {warning}" for warning in self.warnings]
         for problem in self.problems:
             lines.append(f"  problem: {problem['message']}")
         if self.exit_code not in (0, 75) and self.log_tail:
@@ -93,15 +103,17 @@ class Report:
 def add_local_facts(report: Report, root: Path, outputs: list[str]) -> None:
     """What the files that are home tell: durable steps, segments, the end of the log."""
     best: dict[str, dict[str, Any]] = {}
-    rules = files.read_json(str(root), layout.run_file(report.name, "-run.json")) or {}
+    known = files.read_json(str(root), layout.run_file(report.name, "-run.json")) or {}
     own = layout.snapshots(str(root), outputs)
-    for _path, head, _why in [*own, *foreign.heads(str(root), outputs, rules.get("snapshots") or [])]:
+    others = foreign.heads(str(root), outputs, known.get("snapshots") or [], known.get("lineage"))
+    for _path, head, _why in [*own, *others]:
         if head is not None and head["step"] >= best.get(head["stage"], head)["step"]:
             best[head["stage"]] = head
-    said = ("stage", "step", "target_steps", "root", "rule")
+    said = ("stage", "step", "target_steps", "root", "rule", "lineage")
     report.last_durable = [
         {key: h[key] for key in said if key in h} for h in sorted(best.values(), key=lambda h: h["stage_index"])
     ]
+    _add_changes(report, known)
     report.segments = _segments(root / layout.metrics_file(outputs))
     log = root / layout.log(report.name)
     if log.is_file():
@@ -109,6 +121,25 @@ def add_local_facts(report: Report, root: Path, outputs: list[str]) -> None:
             f.seek(max(0, log.stat().st_size - 16_384))
             text = f.read().decode("utf-8", "replace").replace("\r", "\n")
         report.log_tail = [printable(line) for line in text.splitlines()[-TAIL_LINES:]]
+
+
+def _add_changes(report: Report, known: dict[str, Any]) -> None:
+    """What makes it another run than the one it went on with; without any it is the same."""
+    attempt = (known.get("attempts") or [{}])[-1]
+    compared = attempt.get("attempt") == report.attempt  # a run on this machine has no such record
+    accepted = attempt.get("accept") or {}
+    report.changes = [
+        f"another run since a change of {one['stage']}: {lineage.text(one['lineage'])}"
+        for one in report.last_durable
+        if one.get("lineage")
+    ]
+    if compared and "code" not in accepted and (stat := attempt.get("code_stat") or []):
+        more = " …" if stat[5:] else ""
+        report.changes.append(f"code changed since the attempt before: {', '.join(stat[:5])}{more}")
+    if compared and "config" not in accepted and (both := attempt.get("config_changed")):
+        report.changes.append(f"config changed since the attempt before: {' -> '.join(both)}")
+    proven = bool(report.last_durable) and not any(one.get("rule") for one in report.last_durable)
+    report.same_run = bool(report.resumed_from) and compared and proven and not report.changes
 
 
 def _segments(metrics: Path) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 from remote_runner import record, restoring, transfer, vault
 from remote_runner.agent import Agent, Denied, printable
 from remote_runner.agent import field as answer_field
-from remote_runner.checkpoint import header
+from remote_runner.checkpoint import header, lineage
 from remote_runner.errors import Unverified, UsageFault
 from remote_runner.plan import Plan
 from remote_runner.pod import foreign, layout, preserve
@@ -139,7 +139,7 @@ def _refuse_fork(winner: Candidate, found: list[Candidate]) -> None:
     ours[winner.stage] = winner
     for other in found:
         mine = ours.get(other.stage)
-        if mine is None or other is mine:
+        if mine is None or other is mine or lineage.came_from(vars(mine), vars(other)):
             continue
         if other.step == mine.step and other.root != mine.root:
             why = f"same step, roots {mine.root[:16]} and {other.root[:16]}"
@@ -202,7 +202,8 @@ def _on_pod(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> Iterator[C
 def _here(plan: Plan, tell: Callable[[str], None]) -> Iterator[Candidate]:
     outputs, rules = plan.outputs, plan.settings.rules
     own = layout.snapshots(str(plan.root), outputs)
-    for path, head, why in [*own, *foreign.heads(str(plan.root), outputs, rules)]:
+    known = record.load(plan.root, plan.name).get("lineage")
+    for path, head, why in [*own, *foreign.heads(str(plan.root), outputs, rules, known)]:
         if head is not None:
             yield _candidate("here", head, path)
         else:

@@ -2,9 +2,9 @@
 
 A name in `secrets` is looked up in this shell, then in the project's `.env`, then in what `secrets_command` prints
 (NAME=value lines). The value travels in the launch request, goes from process to process on the pod through pipes,
-and is in the workload's own environment; in logs it is replaced.
+and is in the workload's own environment; in logs and records it is replaced, and a file that holds one is not sent.
 
-Not here: the replacing (pod/talk.py).
+Not here: the replacing in a workload's output (pod/talk.py).
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from remote_runner.errors import PreflightFailed
+from remote_runner.errors import PreflightFailed, UsageFault
+from remote_runner.pod import talk
 from remote_runner.pod.talk import SHORTEST_SECRET
 
 COMMAND_S = 60
+_LARGEST_SEARCHED_BYTES = 8_000_000
 _LINE = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*?)\s*$")
 
 
@@ -47,6 +50,41 @@ def collect(root: Path, names: Sequence[str], command: Sequence[str] | None) -> 
             fix="put it into `env` if it is no secret",
         )
     return found
+
+
+def refuse_in_files(paths: Iterable[tuple[str, Path]], values: Mapping[str, str]) -> None:
+    """Nothing that is sent, and kept in the archive of the code, may hold one.
+
+    Args:
+        paths: of files, as they are called on the pod and where they are here.
+
+    Raises:
+        UsageFault: naming file and variable.
+    """
+    sought = {name: value.encode() for name, value in values.items()}
+    for path, source in paths if sought else ():
+        if source.stat().st_size > _LARGEST_SEARCHED_BYTES:
+            continue
+        content = source.read_bytes()
+        if found := next((name for name, value in sought.items() if value in content), None):
+            raise UsageFault(
+                f"{path} holds the value of the secret {found}: it would be sent, and kept in the archive of the code",
+                fix=f"let the program read {found} from its environment, or keep the file here: exclude = [{path!r}]",
+            )
+
+
+def masked(value: Any, values: Mapping[str, str]) -> Any:
+    """Texts in lists and tables with `***` for every secret."""
+    mask = talk.mask_of(dict(values))
+    return value if mask is None else _masked(value, mask)
+
+
+def _masked(value: Any, mask: re.Pattern[bytes]) -> Any:
+    if isinstance(value, str):
+        return mask.sub(talk.MASK, value.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+    if isinstance(value, dict):
+        return {key: _masked(inner, mask) for key, inner in value.items()}
+    return [_masked(inner, mask) for inner in value] if isinstance(value, list) else value
 
 
 def _add(found: dict[str, str], names: Sequence[str], there: dict[str, str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from remote_runner import (
     archive,
+    changes,
     guard,
     launch,
     preflight,
@@ -23,6 +24,7 @@ from remote_runner import (
     record,
     resume,
     retention,
+    secrets,
     ssh,
     transfer,
     upload,
@@ -89,15 +91,18 @@ def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
     with journal.phase("guard"):
         agent = guard.hold(pod, plan, facts, tell)
     with journal.phase("upload"):
-        resumed_from = _settle_state(agent, start)
+        winner = _settle_state(agent, start)
+        if winner is not None and _was_done(plan):
+            tell(f"{plan.name} was done before; its command is started again all the same, from that state")
         upload.send_code(agent, plan.root, code, tell)
     with journal.phase("launch"):
-        entry = _remember(plan, pod, facts, start.access, code)
+        changed = changes.look(plan, code, winner)
+        changes.tell(plan, changed, tell)
+        entry = _remember(plan, pod, facts, start.access, code, changed)
         last = entry["attempts"][-1]
         facts_kept = {key: last[key] for key in ("attempt", "command", "target", "hardware")}
-        archive.write(plan.root, plan.name, code.items, {"config": plan.config, **facts_kept})
-        if plan.options.resume and (changed := entry["attempts"][-1]["code_changed"]):
-            tell(f"the code is not that of the attempt before: {', '.join(changed[:5])}{' …' if changed[5:] else ''}")
+        about = {"config": plan.config, **facts_kept, "git": entry["git"]}
+        archive.write(plan.root, plan.name, code.items, about, plan.secrets)
         start.asked.append(plan.attempt)
         launched_s = clock_s()
         agent, status = _launch(agent, plan, entry, tell)
@@ -121,7 +126,7 @@ def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
         take_over=True,  # we have started it
         on_interrupt=plan.options.on_interrupt,
     )
-    report = Report(plan.name, plan.attempt, str(pod.endpoint), cause="unknown", resumed_from=resumed_from)
+    report = Report(plan.name, plan.attempt, str(pod.endpoint), cause="unknown", resumed_from=str(winner or ""))
     report.hardware = facts.hardware
     return run, report
 
@@ -168,11 +173,11 @@ def _push(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> None:
         tell(f"the pod does not back itself up: {e}")
 
 
-def _settle_state(agent: Agent, start: Start) -> str:
+def _settle_state(agent: Agent, start: Start) -> resume.Winner | None:
     """Make the pod's files those of the state that the run begins with; what they replace is preserved.
 
     Returns:
-        Which state that is, for the report; empty for a fresh start.
+        That state; None for a fresh start.
     """
     plan, tell = start.plan, start.tell
     there = list(transfer.listing(agent, plan.outputs, [plan.name])[0])
@@ -184,7 +189,7 @@ def _settle_state(agent: Agent, start: Start) -> str:
             _keep_in_store(start.store, tell)
         if there:
             _keep_on_pod(agent, plan, tell)
-        return ""
+        return None
     winner = resume.choose(agent, plan, start.store, tell, start.only_from)
     if winner.place == "store":
         resume.bring_here(plan, winner, tell)
@@ -195,7 +200,12 @@ def _settle_state(agent: Agent, start: Start) -> str:
             pulling.put_in_place(Direct(agent, plan, start.store, tell), winner.manifest, winner.on_pod)
         else:
             upload.send_run(agent, plan, tell)
-    return str(winner)
+    return winner
+
+
+def _was_done(plan: Plan) -> bool:
+    ended = record.last_attempt(record.load(plan.root, plan.name)).get("ended") or {}
+    return bool(ended.get("cause") == "done")
 
 
 def _keep_on_pod(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> None:
@@ -238,7 +248,14 @@ def snapshot_bytes(plan: Plan) -> int:
     )
 
 
-def _remember(plan: Plan, pod: ssh.Pod, facts: preflight.Facts, access: Access, code: upload.Code) -> dict[str, Any]:
+def _remember(
+    plan: Plan,
+    pod: ssh.Pod,
+    facts: preflight.Facts,
+    access: Access,
+    code: upload.Code,
+    changed: changes.Changes,
+) -> dict[str, Any]:
     """Write the run's record with this attempt added."""
     found = record.load(plan.root, plan.name)
     attempt = {
@@ -257,7 +274,8 @@ def _remember(plan: Plan, pod: ssh.Pod, facts: preflight.Facts, access: Access, 
         "command": plan.command,
         "env": plan.env,
         "hardware": facts.hardware,
-        "code_changed": _changed(found.get("code") or {}, {i.path: i.sha256 for i in code.items}),
+        "require_finite": plan.options.require_finite,
+        **changed.fields,
     }
     found.update(
         name=plan.name,
@@ -267,13 +285,11 @@ def _remember(plan: Plan, pod: ssh.Pod, facts: preflight.Facts, access: Access, 
         outputs=plan.outputs,
         snapshots=plan.settings.rules,
         git=record.git_state(plan.root),
+        lineage=changed.lineage,
         code={i.path: i.sha256 for i in code.items},
         attempts=[*found.get("attempts", []), attempt],
     )
+    # a difference to the commit may tell of files that are not sent
+    found = dict(secrets.masked(found, plan.secrets))
     record.save(plan.root, plan.name, found)
     return found
-
-
-def _changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """Files that came, went or differ since the attempt before; none where there was no other."""
-    return sorted(p for p in {*before, *now} if before.get(p) != now.get(p)) if before else []

@@ -8,6 +8,7 @@ from typing import Any
 from remote_runner.agent import printable
 from remote_runner.durations import show
 from remote_runner.pod.status import utc
+from remote_runner.pod.talk import EPOCH
 
 
 def describe(seen: dict[str, Any], where: str = "TARGET") -> str:
@@ -42,7 +43,8 @@ def _progress(status: dict[str, Any], now: float) -> list[str]:
     total = f"/{row['target_steps']}" if row.get("target_steps") else ""
     loss = f", loss {row['loss']:.4g}" if isinstance(row.get("loss"), (int, float)) else ""
     ago = show(now - float(row.get("t") or now))
-    return [f"  {row.get('stage')} step {row.get('step')}{total}{loss}, {ago} ago"]
+    unit = EPOCH if row.get("stage") == EPOCH else f"{row.get('stage') or ''} step".lstrip()
+    return [f"  {unit} {row.get('step')}{total}{loss}, {ago} ago"]
 
 
 def _running(status: dict[str, Any], now: float) -> list[str]:

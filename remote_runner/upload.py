@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from remote_runner import code_files, keeping, rates, transfer
+from remote_runner import code_files, keeping, rates, secrets, transfer
 from remote_runner.agent import Agent, Denied
 from remote_runner.agent import field as answer_field
 from remote_runner.errors import NotStarted
@@ -58,6 +58,7 @@ def collect(plan: Plan) -> Code:
         except OSError:
             continue  # gone since it was listed
     known.save()
+    secrets.refuse_in_files([(i.path, i.source) for i in code.items], plan.secrets)
     return code
 
 

@@ -5,6 +5,7 @@
     *.safetensors   ours: every digest, the header made again, no NaN, no infinity
                     of others: structure, no NaN; an infinity is told of, by tensor, and passes
     a folder        also every file that a list of digests names (checksums.py)
+    *.npy *.npz     structure, no NaN; an infinity is told of (numpy_files.py)
     *.pt *.pth …    a child process looks (checkpoint/torch_verify.py): a pickle is never opened in this one
 
 A file that says it is ours is held to our format. In a folder, what a trainer put aside itself (`*.corrupt-<time>`,
@@ -19,17 +20,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remote_runner import checksums
+from remote_runner import checksums, numpy_files
 from remote_runner.checkpoint import finite, header, torch_scan
 from remote_runner.errors import UsageFault
 
 SAFETENSORS = frozenset({".safetensors"})
 PICKLED = frozenset({".pt", ".pth", ".ckpt", ".bin"})
+KNOWN = SAFETENSORS | PICKLED | numpy_files.SUFFIXES
+NOT_FINITE, NO_TORCH = "NotFinite", "NoTorch"  # kinds of a problem; also those of checkpoint/torch_verify.py
 OURS = frozenset({header.FORMAT, header.WEIGHTS_FORMAT})
 CHILD_TIMEOUT_S = 3600
 
@@ -42,6 +45,7 @@ class Finding:
     problem: str = ""
     warnings: tuple[str, ...] = ()
     about: str = ""
+    kind: str = ""  # of the problem, where somebody needs to know
 
     @property
     def good(self) -> bool:
@@ -72,7 +76,7 @@ def verify(
         if not files and not listed:
             found.append(Finding(path, "no snapshot or weights below this folder, and no list of digests in it"))
         found.extend(listed)
-        found.extend(verify_file(file, require, as_checkpoint=as_checkpoint, model=model) for file in files)
+        found.extend(verify_files(files, require, as_checkpoint=as_checkpoint, model=model))
     return found
 
 
@@ -90,19 +94,32 @@ def _listed(folder: Path) -> list[Finding]:
 
 def verify_file(path: Path, require: Sequence[str] = (), *, as_checkpoint: bool = False, model: str = "") -> Finding:
     """Verify one file by what its suffix says it is. Never raises for what the file holds."""
+    return verify_files([path], require, as_checkpoint=as_checkpoint, model=model)[0]
+
+
+def verify_files(
+    paths: Sequence[Path], require: Sequence[str] = (), *, as_checkpoint: bool = False, model: str = ""
+) -> list[Finding]:
+    """Verify files, in their order; one child process looks at all that are PyTorch's, since torch takes its time."""
+    options = [word for key in require for word in ("--require", key)]
+    options += ["--as", "checkpoint"] if as_checkpoint else []
+    options += ["--model", model] if model else []
+    pickled = [path for path in paths if path.suffix in PICKLED]
+    known = dict(zip(pickled, _pickled(pickled, options), strict=True)) if pickled else {}
+    return [known[path] if path in known else _by_itself(path, require) for path in paths]
+
+
+def _by_itself(path: Path, require: Sequence[str]) -> Finding:
     if path.suffix in SAFETENSORS:
         return _safetensors(path, require)
-    if path.suffix in PICKLED:
-        options = [word for key in require for word in ("--require", key)]
-        options += ["--as", "checkpoint"] if as_checkpoint else []
-        options += ["--model", model] if model else []
-        return _pickled(path, options)
-    known = ", ".join(sorted(SAFETENSORS | PICKLED))
+    if path.suffix in numpy_files.SUFFIXES:
+        return _arrays(path, require)
+    known = ", ".join(sorted(KNOWN))
     return Finding(path, f"{path}: can't say what it should be; known suffixes: {known}")
 
 
 def _below(folder: Path) -> list[Path]:
-    files = (path for path in folder.rglob("*") if path.suffix in SAFETENSORS | PICKLED and path.is_file())
+    files = (path for path in folder.rglob("*") if path.suffix in KNOWN and path.is_file())
     return sorted(path for path in files if ".nonfinite." not in path.name and not _other_bin(path))
 
 
@@ -135,11 +152,27 @@ def _safetensors(path: Path, require: Sequence[str]) -> Finding:
     warnings = []
     for name, (nans, infinities) in sorted(counts.items()):
         if nans:
-            return Finding(path, f"{path}: {name} holds {nans} NaN")
+            return Finding(path, f"{path}: {name} holds {nans} NaN", kind=NOT_FINITE)
         if ours:
-            return Finding(path, f"{path}: {name} holds {infinities} infinities")
+            return Finding(path, f"{path}: {name} holds {infinities} infinities", kind=NOT_FINITE)
         warnings.append(f"{path}: {name} holds {infinities} infinities")
     return Finding(path, "", tuple(warnings), about)
+
+
+def _arrays(path: Path, require: Sequence[str]) -> Finding:
+    try:
+        found = list(numpy_files.arrays(path, count=True))
+    except numpy_files.Damaged as wrong:
+        return Finding(path, f"{path}: {wrong}")
+    except OSError as wrong:
+        return Finding(path, f"{path}: {wrong.strerror}")
+    if missing := [key for key in require if key not in {a.name for a in found}]:
+        return Finding(path, f"{path}: lacks {', '.join(missing)}")
+    for one in found:
+        if one.nans:
+            return Finding(path, f"{path}: {one.name or 'the array'} holds {one.nans} NaN", kind=NOT_FINITE)
+    told = [f"{path}: {a.name or 'the array'} holds {a.infinities} infinities" for a in found if a.infinities]
+    return Finding(path, "", tuple(told), f"NumPy, {len(found)} arrays")
 
 
 def _code_in(path: Path) -> str:
@@ -175,18 +208,30 @@ def _read(path: Path, look: header.Look) -> tuple[str, set[str], bool]:
         os.close(fd)
 
 
-def _pickled(path: Path, options: Sequence[str]) -> Finding:
-    command = [sys.executable, "-m", "remote_runner.checkpoint.torch_verify", *options, "--", str(path)]
+def _pickled(paths: Sequence[Path], options: Sequence[str]) -> list[Finding]:
+    """What a child process says of PyTorch files; those that it did not get to are given to one of their own."""
+    command = [sys.executable, "-m", "remote_runner.checkpoint.torch_verify", *options, "--", *map(str, paths)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return Finding(path, f"{path}: reading it took more than {CHILD_TIMEOUT_S} s")
-    told = _object(done.stdout)
-    if told is None:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return Finding(path, f"{path}: the process that reads it ended with {done.returncode}: {last[:300]}")
-    if done.returncode != 0 or told.get("ok") is not True:
-        return Finding(path, str(told.get("error", f"{path}: not good")))
+        out, how = (
+            done.stdout,
+            f"ended with {done.returncode}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}",
+        )
+    except subprocess.TimeoutExpired as late:
+        out = late.stdout.decode("utf-8", "replace") if isinstance(late.stdout, bytes) else str(late.stdout or "")
+        how = f"took more than {CHILD_TIMEOUT_S} s"
+    found = [_said(path, told) for path, told in zip(paths, _objects(out), strict=False)]
+    left = paths[len(found) :]
+    if not left:
+        return found
+    if not found:  # the first ended it
+        found, left = [Finding(left[0], f"{left[0]}: the process that reads it {how[:300]}")], left[1:]
+    return found + (_pickled(left, options) if left else [])
+
+
+def _said(path: Path, told: dict[str, Any]) -> Finding:
+    if told.get("ok") is not True:
+        return Finding(path, str(told.get("error", f"{path}: not good")), kind=str(told.get("kind") or ""))
     warnings = tuple(f"{path}: {text}" for text in told.get("warnings", []))
     about = (
         f"checkpoint, step {told.get('step')}, {told.get('tensors')} tensors, keys {', '.join(told.get('keys', []))}"
@@ -195,9 +240,13 @@ def _pickled(path: Path, options: Sequence[str]) -> Finding:
     return Finding(path, "", warnings, about + (f", names carry the prefix {prefix!r}" if prefix else ""))
 
 
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """The objects at the beginning of an output, a line each."""
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(value, dict):
+            return
+        yield value

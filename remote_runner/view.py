@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -11,8 +14,46 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from remote_runner.agent import printable
 from remote_runner.durations import show
+from remote_runner.pod.prepare import SAYS
+from remote_runner.pod.talk import EPOCH
 
 LINE_EVERY_S = 15.0
+SETUP_LINE_EVERY_S = 5.0
+_LONGEST_LINE = 160
+_SEGMENT = re.compile(r"^\[remote-run\] \S+ segment (\d+): ")
+
+
+class SetUp:
+    """What is told while the pod prepares itself: each step as it begins, and now and then its last line."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._rest = self._step = self._last = ""
+        self._ours = False  # the log begins with the lives before
+        self._began_s = self._said_s = math.inf
+
+    def log(self, text: str, segment: object) -> None:
+        """Take in more of the log, as it stands in this life of the run."""
+        *lines, self._rest = (self._rest + text.replace("\r", "\n")).split("\n")
+        for line in lines:
+            if found := _SEGMENT.match(line):
+                self._ours = found.group(1) == str(segment)
+            elif line.startswith(SAYS) and self._ours:
+                self._step, self._last = line.removeprefix(SAYS), ""
+                self._say(f"set-up: {self._step}")
+            elif line.strip() and self._ours:
+                self._last = line.strip()
+        self.beat()
+
+    def beat(self) -> None:
+        now_s = time.monotonic()
+        self._began_s, self._said_s = min(self._began_s, now_s), min(self._said_s, now_s)
+        if now_s - self._said_s >= SETUP_LINE_EVERY_S:
+            self._say(f"set-up, {show(now_s - self._began_s)} so far: {self._last or self._step or 'it begins'}")
+
+    def _say(self, text: str) -> None:
+        self._said_s = time.monotonic()
+        self._tell(text if len(text) <= _LONGEST_LINE else text[: _LONGEST_LINE - 1] + "…")
 
 
 class View:
@@ -30,6 +71,8 @@ class View:
         self._first: dict[str, tuple[float, int]] = {}  # stage -> when first seen here, at which step
         self._said_s = 0.0
         self._last_state = ""
+        self._segment: object = None
+        self._setup = SetUp(self.tell)
 
     def __enter__(self) -> View:
         return self
@@ -51,13 +94,17 @@ class View:
         if self._verbose:
             for line in text.splitlines():
                 self.tell(f"| {line}")
+        elif self._last_state in ("starting", "setup"):
+            self._setup.log(text, self._segment)
 
     def status(self, status: dict[str, Any]) -> None:
         """Take in a new status of the run."""
-        state = str(status.get("state"))
+        state, self._segment = str(status.get("state")), status.get("segment")
         if state != self._last_state:
             self._last_state = state
             self.tell(f"{state}{self._why(status)}")
+        if state == "setup" and not self._verbose:
+            self._setup.beat()
         row = status.get("progress")
         if state in ("running", "pausing") and isinstance(row, dict):
             self._progress(row, status)
@@ -80,11 +127,12 @@ class View:
         rate = (step - at) / max(1e-9, time.monotonic() - since) if step > at else 0.0
         total = row.get("target_steps")
         loss = row.get("loss")
-        text = [f"{stage} step {step}" + (f"/{total}" if isinstance(total, int) else "")]
+        unit = EPOCH if stage == EPOCH else f"{stage} step".lstrip()
+        text = [f"{unit} {step}" + (f"/{total}" if isinstance(total, int) else "")]
         if isinstance(loss, (int, float)):
             text.append(f"loss {loss:.4g}")
         if rate:
-            text.append(f"{rate:.1f} steps/s")
+            text.append(f"{rate:.1f} steps/s" if stage != EPOCH else f"{3600 * rate:.0f} epochs/h")
             if isinstance(total, int):
                 text.append(f"{show((total - step) / rate)} left")
         deadline = (status.get("deadline") or {}).get("unix_s")

@@ -13,6 +13,7 @@ command -v g++ >/dev/null 2>&1 || missing+=(g++)
 command -v git >/dev/null 2>&1 || missing+=(git)
 if [ "$(id -u)" = 0 ]; then # what a few tests use, and are skipped without
     command -v faketime >/dev/null 2>&1 || missing+=(faketime)
+    ldconfig -p | grep 'libfuse[3]*\.so' >/dev/null || missing+=(libfuse2)
     command -v cron >/dev/null 2>&1 || [ -x /usr/sbin/cron ] || missing+=(cron)
 fi
 if [ ${#missing[@]} -gt 0 ]; then

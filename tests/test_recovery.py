@@ -281,6 +281,56 @@ def test_a_resume_with_another_identity_is_refused_by_name(change, said, tmp_pat
     assert root.snapshot("generator").read_bytes() == before
 
 
+def test_an_accepted_change_goes_on_and_is_told_of_for_ever(straight, tmp_path):
+    """Accepted once, old and new stand in lineage and metadata of all that follows; what is not named is refused."""
+    root = Root(tmp_path)
+    root.must_train(strike=f"{STEP}:18:SIGUSR1", code=75)
+    before = header.describe(root.snapshot("generator"))
+    root.write(changed(generator__learning_rate=0.002, generator__dropout=0.25))
+    one = {"REMOTE_RUN_ACCEPT": '{"generator.learning_rate": null}'}
+    refused = root.must_train("--resume", code=78, env=one)
+    assert "generator.dropout 0.5 -> 0.25" in refused.output and "learning_rate" not in refused.output
+    assert "--accept-change generator.dropout" in refused.output
+    both = {"REMOTE_RUN_ACCEPT": '{"generator.learning_rate": null, "generator.dropout": null, "code": ["a", "b"]}'}
+    assert root.must_train("--resume", strike="ncm_mlx.loop:_step:1:SIGUSR1", code=75, env=both)
+    root.must_train("--resume")  # accepted once is enough
+    state = root.state("generator")
+    assert state["step"] == state["target_steps"]
+    told = state["lineage"]
+    assert (told["root"], told["step"], told["before"]) == (before["root"], before["step"], None)
+    assert sorted((c["key"], c["old"], c["new"]) for c in told["changes"]) == [
+        ("code", "a", "b"), ("generator.dropout", 0.5, 0.25), ("generator.learning_rate", 0.01, 0.002),
+    ]  # fmt: skip
+    metadata = json.loads((root.folder / "generator.json").read_text())
+    assert metadata["lineage"] == told and metadata["uninterrupted"] is False
+    assert root.state("codec")["lineage"] is None
+    assert root.roots()["codec.safetensors"] == straight.roots()["codec.safetensors"]
+    lr, straight_lr = _measured(root, "lr"), _measured(straight, "lr")
+    assert lr[("generator", 8)] == pytest.approx(straight_lr[("generator", 8)] / 5)
+
+
+def test_a_change_that_reaches_both_stages_leads_from_one_to_the_other(tmp_path):
+    """The codec has ended: it keeps its tensors, says what was changed, and the generator follows its new root."""
+    root = Root(tmp_path)
+    root.must_train(strike=f"{STEP}:18:SIGUSR1", code=75)
+    codec = header.describe(root.snapshot("codec"))
+    root.write(changed(seed=4))
+    assert "seed 3 -> 4" in root.must_train("--resume", code=78).output
+    root.must_train("--resume", env={"REMOTE_RUN_ACCEPT": '{"seed": null}'})
+    now = header.describe(root.snapshot("codec"))
+    assert now["sha256"] == codec["sha256"] and now["lineage"]["root"] == codec["root"]
+    keys = [c["key"] for c in root.state("generator")["lineage"]["changes"]]
+    assert sorted(keys) == ["codec.root", "data.sha256", "seed"]
+    root.write(changed(seed=4, generator__steps=20))
+    root.must_train("--resume", env={"REMOTE_RUN_ACCEPT": '{"generator.steps": null}'})
+    told = root.state("generator")["lineage"]
+    assert told["changes"] == [{"key": "generator.steps", "old": 14, "new": 20}]
+    assert sorted(c["key"] for c in told["before"]["changes"]) == sorted(keys)
+    root.write(changed(seed=4, generator__steps=10))
+    beyond = root.must_train("--resume", code=78, env={"REMOTE_RUN_ACCEPT": '{"generator.steps": null}'})
+    assert "beyond the 10 steps" in beyond.output
+
+
 def test_the_step_budget_of_the_environment_is_part_of_the_run(tmp_path):
     root = Root(tmp_path)
     budget = {"NCM_MLX_GENERATOR_STEPS": "9"}

@@ -5,6 +5,7 @@ that each phase is really hit; kills at random moments come from outside.
 """
 
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -249,6 +250,32 @@ def test_a_resume_with_other_mathematics_is_refused_by_name(straight, tmp_path, 
     assert words in said
     assert "Traceback" not in said
     assert ending(root) == before
+
+
+def test_an_accepted_change_goes_on_and_is_told_of_for_ever(straight, tmp_path):
+    root = begin(tmp_path)
+    assert live(root, point="step", count=25, number="TERM")[0] == 75
+    before = header.describe(root / "artifacts/tiny/cipher-training.safetensors")
+    begin(root, train__learning_rate=0.001, train__batch=16, train__log_every=1)
+    accept = {"REMOTE_RUN_ACCEPT": '{"train.learning_rate": null, "train.batch": null, "code": ["a", "b"]}'}
+    code, said = live(root, "--resume", env={"REMOTE_RUN_ACCEPT": '{"train.batch": null}'})
+    assert code == 78 and "train.learning_rate 0.01 -> 0.001" in said and "train.batch" not in said, said
+    assert "--accept-change train.learning_rate" in said
+    assert live(root, "--resume", env=accept, point="step", count=1, number="TERM")[0] == 75
+    finish(root, env=accept)  # what was accepted once is not added again
+    told = header.describe(root / "artifacts/tiny/cipher-training.safetensors")["lineage"]
+    assert (told["root"], told["step"], told["before"]) == (before["root"], before["step"], None)
+    assert sorted(c["key"] for c in told["changes"]) == ["code", "train.batch", "train.learning_rate"]
+    metadata = json.loads((root / "artifacts/tiny/cipher.json").read_text())
+    assert metadata["lineage"] == told and metadata["uninterrupted"] is False
+    rows = [json.loads(line) for line in (root / "artifacts/tiny/metrics.jsonl").read_text().splitlines()]
+    at = {row["step"]: row["lr"] for row in rows if "lr" in row}
+    assert at[before["step"] + 1] == pytest.approx(0.1 * 0.01 * _share(before["step"] + 1), rel=1e-6)
+
+
+def _share(step):
+    """The part of the highest rate that the schedule has after so many steps."""
+    return 0.5 * (1 + math.cos(math.pi * (step - 10) / 40))
 
 
 @pytest.mark.timeout(900)

@@ -1,9 +1,9 @@
 """Say whether a PyTorch file is whole, safe and complete; also as a program, for a child process.
 
-    python -m remote_runner.checkpoint.torch_verify x.pt [--as checkpoint] [--require KEY]… [--model package:Class]
+    python -m remote_runner.checkpoint.torch_verify x.pt… [--as checkpoint] [--require KEY]… [--model package:Class]
 
-prints one JSON object and exits 0 or 7. The program's caller never unpickles a file from a pod: this process does,
-with `weights_only`, after a scan of the pickle that needs no torch at all.
+prints one JSON object for each file and exits 0 or 7. The program's caller never unpickles a file from a pod: this
+process does, with `weights_only`, after a scan of the pickle that needs no torch at all.
 
 Not here: the scan (torch_scan.py), the archive (torch_zip.py), loading into a training (torch_load.py).
 """
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNVERIFIED = 7
+
+
+class NotFinite(CheckpointCorrupt):
+    """A tensor holds what is no number."""
+
+
+class NoTorch(CheckpointCorrupt):
+    """What is in the file can't be looked at here."""
 
 
 def verify_checkpoint(
@@ -98,34 +106,34 @@ def summary(report: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Verify one file and print the result as JSON."""
+    """Verify files, and print the result of each as a line of JSON."""
     parser = argparse.ArgumentParser(prog="torch_verify")
-    parser.add_argument("path", type=Path)
+    parser.add_argument("paths", type=Path, nargs="+")
     parser.add_argument("--require", action="append", default=[], metavar="KEY")
     parser.add_argument("--as", dest="kind", choices=["checkpoint"])
     parser.add_argument("--model", metavar="PACKAGE.MODULE:CLASS")
     options = parser.parse_args(arguments)
+    results = [_result(path, options) for path in options.paths]
+    return 0 if all(results) else UNVERIFIED
+
+
+def _result(path: Path, options: argparse.Namespace) -> bool:
     try:
         try:
-            report = examine(
-                options.path, require=options.require, as_checkpoint=options.kind is not None, model=options.model
-            )
+            report = examine(path, require=options.require, as_checkpoint=options.kind is not None, model=options.model)
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise CheckpointCorrupt(
-                f"{options.path}: whole and free of code, but its tensors can't be looked at without torch: "
+            raise NoTorch(
+                f"{path}: whole and free of code, but its tensors can't be looked at without torch: "
                 "pip install 'remote-run[torch]'"
             ) from None
     except (CheckpointCorrupt, OSError, ImportError) as error:
-        kind = type(error).__name__
-        print(
-            json.dumps({"path": str(options.path), "ok": False, "error": str(error), "kind": kind}, ensure_ascii=False)
-        )
-        return UNVERIFIED
-    report["summary"] = summary(report)
-    print(json.dumps(report, ensure_ascii=False))
-    return 0
+        report = {"path": str(path), "ok": False, "error": str(error), "kind": type(error).__name__}
+    else:
+        report["summary"] = summary(report)
+    print(json.dumps(report, ensure_ascii=False), flush=True)
+    return bool(report["ok"])
 
 
 def _need(path: Path, missing: List[str]) -> None:
@@ -166,7 +174,7 @@ def _check_finite(path: Path, tree: Any, strict: bool) -> Tuple[int, List[str]]:
         count += 1
         kind = nonfinite_kind(tensor)
         if kind == "NaN" or (kind and strict):
-            raise CheckpointCorrupt(f"{path}: {name} ({str(tensor.dtype).split('.')[-1]}) holds {kind}")
+            raise NotFinite(f"{path}: {name} ({str(tensor.dtype).split('.')[-1]}) holds {kind}")
         if kind:
             warnings.append(f"{name} holds {kind}")
     return count, warnings

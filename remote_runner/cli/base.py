@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
+import re
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -85,17 +86,18 @@ class LazyGroup(click.Group):
 
 
 class Hours(click.ParamType[float]):
-    """Hours above zero; click's own float range takes nan and inf."""
+    """Hours above zero, as `12`, `0.5`, `90m` or `2h`; click's own float range takes nan and inf."""
 
     name = "hours"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            hours = float(value)
+            text = str(value).strip()
+            hours = durations.parse(text) / 3600 if text[-1:] in tuple("smhd") else float(text)
         except ValueError:
             hours = math.nan
         if not 0 < hours < 24 * 366:
-            self.fail(f"{value!r} is no number of hours above 0: write 12 or 0.5", param, ctx)
+            self.fail(f"{value!r} is no number of hours above 0: write 12, 0.5, 90m or 2h", param, ctx)
         return hours
 
 
@@ -112,6 +114,31 @@ class Money(click.ParamType[float]):
         if not 0 < amount < 1e6:
             self.fail(f"{value!r} is no amount above 0: write 5 or 0.40", param, ctx)
         return amount
+
+
+class HostKey(click.ParamType[str]):
+    """`SHA256:` and 43 letters, as ssh-keygen and providers show it; judged before anything is connected."""
+
+    name = "fingerprint"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value).strip()
+        if text and not re.fullmatch(r"(?:SHA256:)?[A-Za-z0-9+/]{43}=?", text):
+            old = ", but the old MD5 form" if text.count(":") >= 15 else ""
+            self.fail(f"{text!r} is no SHA-256 fingerprint{old}: it looks like SHA256: and 43 letters", param, ctx)
+        return text
+
+
+class RemoteDir(click.ParamType[str]):
+    """A folder on the pod that means the same whatever folder a login begins in."""
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if text and not text.startswith(("/", "~/")):
+            self.fail(f"{text!r} is relative, and to what is not said: write /workspace/{text} or ~/{text}", param, ctx)
+        return text
 
 
 class Duration(click.ParamType[float]):
@@ -141,9 +168,14 @@ def access_options(command: Any) -> Any:
         (
             click.option("--user", help="Login on the pod; default: the target's, ~/.ssh/config's, else root."),
             click.option("--identity", "-i", type=click.Path(), help="Private key file."),
-            click.option("--host-key", default="", metavar="SHA256:…", help="The only host key to accept."),
+            click.option("--host-key", type=HostKey(), default="", metavar="SHA256:…", help="The only key to accept."),
             click.option("--accept-new-host-key", is_flag=True, help="Accept and pin a key that is not known yet."),
-            click.option("--remote-dir", default="", help="Folder on the pod; default: /workspace or the home folder."),
+            click.option(
+                "--remote-dir",
+                type=RemoteDir(),
+                default="",
+                help="Folder there; default: /workspace, or home.",
+            ),
         )
     ):
         command = option(command)

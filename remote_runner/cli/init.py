@@ -39,6 +39,8 @@ def init(folder: Path, **given: Any) -> int:
         chosen = _ask(chosen, set(said))
     path = writing.write(root, chosen, given["replace"])
     print(f"written: {path}", file=sys.stderr)
+    if not_ignored := checking.not_ignored(root):
+        print(f"git will list what this tool keeps here; for .gitignore: {' '.join(not_ignored)}", file=sys.stderr)
     if not seen.configs:
         click.echo("no configs found; try it with one: remote-run check CONFIG")
         return 0

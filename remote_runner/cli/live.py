@@ -147,16 +147,23 @@ def _say_what_is_safe(target: str, name: str | None, given: dict[str, Any], erro
 @click.command()
 @run_arguments
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run ends.")
-@click.option("--tail", "tail_bytes", default=8192, show_default=True, help="Bytes of the log's end to begin with.")
-def logs(target: str, name: str | None, follow: bool, tail_bytes: int, **given: Any) -> int:
+@click.option(
+    "--tail",
+    "lines",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="Lines of its end to begin with.",
+)
+def logs(target: str, name: str | None, follow: bool, lines: int, **given: Any) -> int:
     """Print a run's log; with -f as it grows, over lost links too."""
     from remote_runner import tail
     from remote_runner.agent import printable
     from remote_runner.status_text import describe
 
     with found_run(target, name, given) as (known, agent, where):
-        seen = agent.ask("state", name=known.name, tail_bytes=min(tail_bytes, 1 << 20))
-        click.echo(printable(str(seen.get("log_tail"))), nl=False)
+        seen = agent.ask("state", name=known.name, tail_bytes=1 << 20 if lines else 0)
+        click.echo(printable("".join(str(seen.get("log_tail")).splitlines(keepends=True)[-lines:])), nl=False)
         if follow:
             say = lambda text: print(text, file=sys.stderr)  # noqa: E731
             seen = tail.to_end(agent, known.name, int(seen["log_offset"]), lambda text: click.echo(text, nl=False), say)

@@ -19,6 +19,9 @@ LABEL = "com.ncm-mlx."
 @click.argument("extra", nargs=-1)
 @click.option("--resume", is_flag=True, help="Go on from the newest good snapshot here.")
 @click.option("--fresh", is_flag=True, help="Keep what an earlier run of this name left aside, and start anew.")
+@click.option(
+    "--accept-change", multiple=True, metavar="KEY", help="With --resume, go on though KEY of the config was changed."
+)
 @click.option("--no-preserve", is_flag=True, help="With --resume, keep no copy of what stands here.")
 @click.option("--name", help="The run's name; default: the config's, without its ending.")
 @click.option("--max-hours", type=Hours(), default=WEEK_H, show_default=True, help="Then save and stop.")
@@ -31,6 +34,7 @@ def local(config: Path, extra: tuple[str, ...], **given: Any) -> int:
 
     Words after `--` are appended to the workload's command.
     """
+    from remote_runner import changes
     from remote_runner import local as life
     from remote_runner import plan as plans
 
@@ -41,8 +45,10 @@ def local(config: Path, extra: tuple[str, ...], **given: Any) -> int:
         memory_limit_mb=given["memory_limit_mb"],
         ignore_running=given["ignore_running"],
         extra=extra,
+        accept=given["accept_change"],
     )
     plan = plans.make(config, given["name"], options)
+    changes.refuse_unknown(plan, compared=False)
     if given["background"]:
         life.refuse_running(plan)
         words = [w for w in sys.argv[1:] if w != "--background"]

@@ -19,8 +19,8 @@ def reproduce(name: str, to: Path | None) -> int:
     root = settings.find_root(Path.cwd())
     folder = (to or root.parent / f"{plans.check_name(name)}-code").absolute()
     about = archive.reproduce(root, plans.check_name(name), folder)
-    commit = (about.get("git") or {}).get("commit") or "no git"
-    click.echo(f"{len(about.get('sha256') or {})} files of {name} ({commit[:12]}) in {folder}")
+    click.echo(f"{len(about.get('sha256') or {})} files of {name} in {folder}")
+    click.echo("\n".join(f"  {line}" for line in archive.told(about, folder)))
     if about.get("left_out"):
         click.echo(f"not in the archive, for its size: {', '.join(about['left_out'])}")
     click.echo(f"start it: cd {shlex.quote(str(folder))} && {shlex.join(about.get('command') or [])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -27,6 +28,8 @@ def _restart(target: str, config: Any, kill: bool, **given: Any) -> int:
                 f'{known.name} can\'t be asked to pause (pause = "none" in its settings): {answer["cannot"]}',
                 fix="restart it all the same with --kill",
             )
+        if answer.get("asked"):
+            print(f"{known.name} is asked to pause; what changed is sent once its state is saved", file=sys.stderr)
         while agent.ask("state", name=known.name).get("supervisor_lives"):
             time.sleep(0.2)
     callback = run.callback

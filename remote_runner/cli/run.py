@@ -19,6 +19,9 @@ END = click.Choice(["keep", "stop", "terminate"])
 @click.argument("extra", nargs=-1)
 @click.option("--resume", is_flag=True, help="Go on from the newest good snapshot, wherever it is.")
 @click.option("--fresh", is_flag=True, help="Keep what an earlier run of this name left aside, and start anew.")
+@click.option(
+    "--accept-change", multiple=True, metavar="KEY", help="With --resume, go on though KEY (or code) was changed."
+)
 @click.option("--max-hours", type=Hours(), default=24.0, show_default=True, help="Then save, stop and come home.")
 @click.option("--max-total-hours", type=Hours(), help="Over all attempts of the run.")
 @click.option("--max-cost", type=Money(), metavar="USD", help="Then save, stop and come home; needs --price.")
@@ -41,6 +44,7 @@ END = click.Choice(["keep", "stop", "terminate"])
 @click.option(
     "--abandon", default="", metavar="TARGET", help="The last attempt's pod is gone; go on without asking it."
 )
+@click.option("--require-finite", is_flag=True, help="End with 7 when NaN or infinity is in what came home.")
 @click.option("--all-outputs", is_flag=True, help="With --resume, send all of the outputs, also beyond 5 GB.")
 @click.option("--ignore-running", is_flag=True, help="Start although another training runs there.")
 @click.option("--yes", "-y", is_flag=True, help="Send the code though it is large.")
@@ -87,6 +91,8 @@ def run(target: str, config: Path, extra: tuple[str, ...], **given: Any) -> int:
         on_failure=given["on_failure"],
         stop_after_s=given["stop_after"],
         on_interrupt=given["on_interrupt"],
+        accept=given["accept_change"],
+        require_finite=given["require_finite"],
     )
     try:
         plan = plans.make(config, given["name"], options)

@@ -216,11 +216,12 @@ def make(root: str, job: Dict[str, Any]) -> Dict[str, Any]:
     digest = key(root, job, what, tried)
     before = files.read_json(root, MADE)
     if isinstance(before, dict) and before.get("key") == digest and os.access(before.get("python", ""), os.X_OK):
-        print(f"[remote-run] environment: {what}, as it was made before", flush=True)
+        print(f"[remote-run] set-up: {what}, as it was made before", flush=True)
         return before
     files.remove(root, [MADE])
+    print(f"[remote-run] set-up: looking through the image's {len(tried)} pythons", flush=True)
     image = look_at(choose(tried, job.get("probe") or [], what != "image"))
-    print(f"[remote-run] environment: {what}, on {image.python} {image.held or ''}", flush=True)
+    print(f"[remote-run] set-up: {what}, on {image.python} {image.held or ''}", flush=True)
     python = image.python
     if what != "image":
         folder = os.path.join(root, FOLDER)
@@ -254,14 +255,16 @@ def _commands(root: str, job: Dict[str, Any], what: str, folder: str, image: Ima
 
 
 def _make_venv(image: Image, folder: str) -> None:
-    """A venv on the image's python that sees its packages, though that may be a venv itself."""
-    made_it = subprocess.run([image.python, "-m", "venv", folder], capture_output=True, text=True)
+    """A venv on the image's python that sees its packages, though that may be a venv itself.
+
+    The image's pip is among them and installs into the venv that runs it; a copy of its own, a thousand files on what
+    may be a network volume, is made only where the image has none.
+    """
+    bare = ["--without-pip"] if not _can_import(image.python, ["pip"]) else []
+    made_it = subprocess.run([image.python, "-m", "venv", *bare, folder], capture_output=True, text=True)
     if made_it.returncode:  # Debian's python3 without python3-venv has no ensurepip
-        shutil.rmtree(folder, ignore_errors=True)
-        bare = subprocess.run([image.python, "-m", "venv", "--without-pip", folder], capture_output=True, text=True)
-        if bare.returncode or _can_import(image.python, ["pip"]):
-            said = (made_it.stdout + made_it.stderr).strip()[-300:]
-            raise Refused(f"{image.python} -m venv does not work: {said}. On Debian: apt-get install python3-venv")
+        said = (made_it.stdout + made_it.stderr).strip()[-300:]
+        raise Refused(f"{image.python} -m venv does not work: {said}. On Debian: apt-get install python3-venv")
     ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     own = subprocess.run([os.path.join(folder, "bin", "python"), "-c", ask], capture_output=True, text=True, check=True)
     # --system-site-packages would show those of the python below the image's own venv, not the image's
@@ -286,7 +289,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _run(command: List[str], root: str, folder: str) -> None:
-    print("[remote-run] $ " + " ".join(command), flush=True)
+    print("[remote-run] set-up: $ " + " ".join(command), flush=True)
     env = {**os.environ, "PATH": variables.path(), "UV_PROJECT_ENVIRONMENT": folder}
     code = subprocess.run(command, cwd=root, env=env, stdin=subprocess.DEVNULL).returncode
     if code:

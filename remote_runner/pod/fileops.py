@@ -61,8 +61,7 @@ def scan(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
 def snapshots(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
     """Those of format 1, and those that the last job's rules name."""
     found = list(layout.snapshots(session.root, ask["outputs"]))
-    rules = foreign.of_job(session.root)[1]
-    found += foreign.heads(session.root, ask["outputs"], rules, session.busy)
+    found += foreign.heads(session.root, ask["outputs"], *foreign.of_job(session.root), session.busy)
     return {"snapshots": [{"path": path, "header": head, "why": why} for path, head, why in found]}
 
 

@@ -19,7 +19,7 @@ import zipfile
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from remote_runner.checkpoint import header
-from remote_runner.pod import files, layout
+from remote_runner.pod import files, layout, talk
 
 Rule = Dict[str, Any]  # glob: [str], step_regex: str, complete: str
 
@@ -84,13 +84,18 @@ _LOOKED_INTO = 2  # as many as a trainer of ours keeps
 
 
 def heads(
-    root: str, outputs: Iterable[str], rules: List[Rule], tick: Callable[[], None] = lambda: None
+    root: str,
+    outputs: Iterable[str],
+    rules: List[Rule],
+    lineage: Any = None,
+    tick: Callable[[], None] = lambda: None,
 ) -> Iterator[Tuple[str, Optional[Dict[str, Any]], str]]:
     """The newest two snapshots as `layout.snapshots` gives those of format 1: (path, what it says, why not).
 
     There is no header, so its `root` is a digest over all its files: two places with one root have one state.
 
     Args:
+        lineage: of the run, where the user accepted a change (checkpoint/lineage.py); a state from before has none.
         tick: called while files are read.
     """
     complete = 0
@@ -114,7 +119,7 @@ def heads(
                 "root": content,
                 "root_all": content,
                 "fingerprint": "",
-                "lineage": None,
+                "lineage": _lineage_at(lineage, snapshot.step),
                 "rule": BY_RULE,
             },
             "",
@@ -136,10 +141,16 @@ def same_content(path: str, head: Dict[str, Any], entries: Iterable[Dict[str, An
     return bool(inner) and content_root(path, inner) == head["root"]
 
 
-def of_job(root: str) -> Tuple[List[str], List[Rule]]:
-    """Outputs and rules of the last job that was launched in a root."""
+def _lineage_at(lineage: Any, step: int) -> Any:
+    while isinstance(lineage, dict) and lineage.get("step", 0) >= step:
+        lineage = lineage.get("before")
+    return lineage
+
+
+def of_job(root: str) -> Tuple[List[Rule], Any]:
+    """Rules and lineage of the last job that was launched in a root."""
     job = files.read_json(root, layout.JOB) or {}
-    return list(job.get("outputs") or []), list(job.get("snapshots") or [])
+    return list(job.get("snapshots") or []), job.get("lineage")
 
 
 _Inner = List[Tuple[str, os.stat_result]]
@@ -256,6 +267,8 @@ def finished(root: str, job: Dict[str, Any], row: Dict[str, Any]) -> bool:
     """
     if job.get("done_file") and os.path.exists(os.path.join(root, job["done_file"])):
         return True
+    if row.get("stage") == talk.EPOCH:
+        return False
     step, target = row.get("step"), row.get("target_steps")
     return isinstance(step, int) and isinstance(target, int) and step >= target
 

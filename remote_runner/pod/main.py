@@ -43,5 +43,9 @@ def main(argv: List[str]) -> int:
         from remote_runner.pod.gpu import main as probe
 
         return probe(argv[1:])
+    if argv == ["facts"]:
+        from remote_runner.pod.facts import main as facts
+
+        return facts()
     print(f"remote-run pod program: not understood: {argv}", file=sys.stderr)
     return 2

@@ -6,9 +6,11 @@ supervisor starts it like any other program, so the deadline and a stop hold her
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
-from typing import Any, Dict, Iterator, List
+import time
+from typing import Any, Dict, Iterator, List, Tuple
 
 from remote_runner.pod import environment, files, layout, variables, workload
 
@@ -18,27 +20,49 @@ def command(root: str, job: Dict[str, Any]) -> List[str]:
     return [job["base_python"], job["zipapp"], "prepare", root] if any(True for _ in steps(root, job)) else []
 
 
-def steps(root: str, job: Dict[str, Any]) -> Iterator[List[str]]:
-    """The commands; each is made when the one before has ended."""
+_TOOK = layout.OWN + "/prepared.json"
+SAYS = "[remote-run] set-up: "  # begins a line for people who watch
+
+
+def steps(root: str, job: Dict[str, Any]) -> Iterator[Tuple[str, List[str]]]:
+    """The commands, each with what it is for; one is made when the one before has ended."""
     own = [job["base_python"], job["zipapp"]]
     if job.get("environment") and not (job.get("python") and environment.kind(root, job) == "image"):
-        yield [*own, "environment", root]
+        yield "the workload's Python", [*own, "environment", root]
     if job.get("project_setup"):
-        yield list(job["project_setup"])
+        yield " ".join(job["project_setup"]), list(job["project_setup"])
     if job.get("data"):
-        yield [*own, "data", root]
+        yield "data sets", [*own, "data", root]
     if job.get("environment") and (job.get("probe") or shutil.which("nvidia-smi", path=variables.path())):
-        yield [workload.python(root, job), job["zipapp"], "probe", *(job.get("probe") or [])]
+        yield "a try of it", [workload.python(root, job), job["zipapp"], "probe", *(job.get("probe") or [])]
 
 
 def main(root: str) -> int:
     """Run the steps of the job that lies in a root."""
     job = files.read_json(root, layout.JOB)
-    for words in steps(root, job):
+    took: List[Tuple[str, float]] = []
+    try:
+        return _all(root, job, took)
+    finally:
+        with contextlib.suppress(OSError):
+            files.replace_json(root, _TOOK, {"attempt": job["attempt"], "steps": took})
+
+
+def took(root: str, job: Dict[str, Any]) -> List[Any]:
+    """What the job's preparation did, for the report: [purpose, seconds] each."""
+    found = files.read_json(root, _TOOK)
+    mine = isinstance(found, dict) and found.get("attempt") == job["attempt"]
+    return list(found["steps"]) if mine else []
+
+
+def _all(root: str, job: Dict[str, Any], took: List[Tuple[str, float]]) -> int:
+    for purpose, words in steps(root, job):
+        began = time.monotonic()
         words = workload.argv(root, job, words)
         env = variables.of_workload(root, job, 0, workload.python(root, job))
-        print("[remote-run] $ " + " ".join(words), flush=True)
+        print(SAYS + purpose, flush=True)
         code = subprocess.run(words, cwd=root, env=env, stdin=subprocess.DEVNULL).returncode
+        took.append((purpose, round(time.monotonic() - began, 2)))
         if code:
             return code if code > 0 else 128 - code
     return 0

@@ -20,7 +20,20 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from remote_runner.pod import deadline, durable, files, foreign, health, layout, pausing, procs, tree, workload
+from remote_runner.pod import (
+    deadline,
+    durable,
+    facts,
+    files,
+    foreign,
+    health,
+    layout,
+    pausing,
+    prepare,
+    procs,
+    tree,
+    workload,
+)
 from remote_runner.pod.status import Progress, Status, utc
 from remote_runner.pod.vitals import LOOK_S, Vitals
 from remote_runner.pod.waking import Waking
@@ -97,6 +110,7 @@ class Supervisor:
         pausing.remove_file(self.root, self.job)
         ended = self._setup()
         if ended is None:
+            facts.note(self.root, self.job, self.status)
             ended = self._commands()
         pausing.remove_file(self.root, self.job)
         self.progress.read()
@@ -113,6 +127,7 @@ class Supervisor:
         if not self.job.get("setup"):
             return None
         ended = self._execute("setup", self.job["setup"])
+        self.status.update(prepared=prepare.took(self.root, self.job))
         if ended["cause"] == "done":
             return None
         if ended["cause"] in ("failed", "killed"):

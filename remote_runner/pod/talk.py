@@ -10,19 +10,22 @@ Not here: the contract's own rows of progress (status.py).
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import re
 import select
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Pattern, Sequence, Set
+from typing import Any, Callable, Dict, Iterator, List, Optional, Pattern, Sequence, Set
 from urllib.parse import quote
 
 from remote_runner.pod import files
 
 MASK = b"***"
 SHORTEST_SECRET = 6  # shorter ones would be found everywhere
+_SHORTEST_BASE64 = 8
 BAR_EVERY_S = 10.0
 _LONGEST_LINE_BYTES = 1 << 16
 _DRAIN_S = 5.0
@@ -38,6 +41,10 @@ DEFAULTS = (
     r"\b(?:global[_ ])?(?:step|iter|iteration)\b\s*[:=#]?\s*\[?(?P<step>\d+)(?:\s*(?:/|of)\s*(?P<total>\d+))?",
 )
 
+# only where a trainer tells no steps: an epoch may be told as it begins, so its last is no sign of the end
+EPOCHS = r"\bepoch\b\s*[:=#]?\s*\[?(?P<step>\d+)\s*(?:/|of)\s*(?P<total>\d+)"
+EPOCH = "epoch"  # the stage of such rows
+
 
 class Reader:
     """Takes the step out of lines.
@@ -48,6 +55,7 @@ class Reader:
 
     def __init__(self, patterns: Sequence[str] = ()) -> None:
         self._patterns: List[Pattern[str]] = [re.compile(p, re.IGNORECASE) for p in patterns or DEFAULTS]
+        self._epochs = None if patterns else re.compile(EPOCHS, re.IGNORECASE)
         self._total = 0
         self._loss: Optional[float] = None
 
@@ -61,8 +69,10 @@ class Reader:
             if found is None:
                 continue
             said = {k: v for k, v in found.groupdict().items() if v is not None}
+            self._epochs = None
             return self._row(said) if "step" in said else None
-        return None
+        found = self._epochs.search(line) if self._epochs is not None else None
+        return {**(self._row(found.groupdict()) or {}), "stage": EPOCH} if found else None
 
     def _row(self, said: Dict[str, str]) -> Optional[Row]:
         step, total = int(said["step"]), int(said.get("total") or 0)
@@ -83,15 +93,32 @@ class Reader:
 
 
 def mask_of(secrets: Dict[str, str]) -> Optional["re.Pattern[bytes]"]:
-    """What finds the values, whole, line by line, and as they stand in a URL; None where there are none."""
+    """What finds the values: whole, line by line, as they stand in a URL, in JSON, in Python's repr, in base64.
+
+    None where there are none.
+    """
     values: Set[bytes] = set()
     for value in secrets.values():
         for part in {value, *value.splitlines()}:
             if len(part) >= SHORTEST_SECRET:
                 values.update((part.encode(), quote(part, safe="").encode()))
+                escaped = (json.dumps(part), json.dumps(part, ensure_ascii=False), repr(part))
+                values.update(text[1:-1].encode("utf-8", "replace") for text in escaped)
+                values.update(_in_base64(part.encode()))
     if not values:
         return None
     return re.compile(b"|".join(re.escape(v) for v in sorted(values, key=len, reverse=True)))
+
+
+def _in_base64(value: bytes) -> Iterator[bytes]:
+    """The letters that stand for a value wherever it begins in what is encoded: `user:KEY` in a header, say."""
+    for before in range(3):
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            letters = encode(b"\0" * before + value).rstrip(b"=")
+            first, last = (0, 2, 3)[before], (0, 1, 1)[(before + len(value)) % 3]  # shared with what stands around it
+            inner = letters[first : len(letters) - last]
+            if len(inner) >= _SHORTEST_BASE64:
+                yield inner
 
 
 class Talk:
@@ -105,6 +132,7 @@ class Talk:
     def __init__(self, log: int, secrets: Dict[str, str], patterns: Sequence[str], tell: Callable[[Row], None]) -> None:
         self._log, self._tell = log, tell
         self._mask = mask_of(secrets)
+        self._longest = max((4 * len(v.encode()) for v in secrets.values()), default=1)  # in any of its forms
         self._reader = Reader(patterns)
         self._source, self.sink = os.pipe()  # the sink is the program's stdout and stderr
         self._line = b""
@@ -158,8 +186,9 @@ class Talk:
                 self._read(state)
             self._line = state + b"\r" + rest
         if len(self._line) > _LONGEST_LINE_BYTES:
-            self._put(self._line + b"\n")
-            self._line = b""
+            whole = self._hidden(self._line)
+            self._line = whole[-self._longest :]  # a value may have begun there
+            self._put(whole[: -self._longest] + b"\n")
 
     def _put(self, line: bytes) -> None:
         """One line: the last state of a bar that was drawn on it, without the secrets."""
@@ -169,10 +198,12 @@ class Talk:
             return
         text = states[-1] if states else b""
         self._read(text)
-        if self._mask is not None:
-            text = self._mask.sub(MASK, text)
+        text = self._hidden(text)
         with contextlib.suppress(OSError):  # a full disk under the log is no reason to end the workload
             files.write_all(self._log, text + end)
+
+    def _hidden(self, text: bytes) -> bytes:
+        return text if self._mask is None else self._mask.sub(MASK, text)
 
     def _read(self, text: bytes) -> None:
         row = self._reader.read(text[-4096:].decode("utf-8", "replace"))

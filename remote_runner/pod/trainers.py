@@ -16,7 +16,7 @@ import shutil
 import subprocess
 from typing import Any, Dict, List, Sequence
 
-from remote_runner.pod import procs
+from remote_runner.pod import files, layout, procs
 from remote_runner.pod.procs import Process
 
 _PYTHON = re.compile(r"python|pypy", re.IGNORECASE)
@@ -105,7 +105,17 @@ def jobs(patterns: Sequence[str]) -> List[Dict[str, Any]]:
         CannotLook: the process list can't be read.
     """
     own = {os.getpid(), os.getppid()}
-    return [p.describe() for p in procs.everyone() if p.pid not in own and (is_supervisor(p) or matches(p, patterns))]
+    found = (p for p in procs.everyone() if p.pid not in own)
+    return [{**p.describe(), **_run_of(p)} for p in found if is_supervisor(p) or matches(p, patterns)]
+
+
+def _run_of(process: Process) -> Dict[str, Any]:
+    """Which run a supervisor owns, and where it lies; nothing of another process."""
+    if not is_supervisor(process):
+        return {}
+    root = program(process.argv, True)[2:3]
+    job = files.read_json(root[0], layout.JOB) if root else None
+    return {"run": str(job.get("name")), "root": root[0]} if isinstance(job, dict) else {}
 
 
 def gpu_use() -> List[str]:

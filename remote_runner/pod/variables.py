@@ -6,7 +6,9 @@ A login over SSH lacks what the image and the provider gave the container's firs
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from typing import Any, Dict
 
 from remote_runner.pod import layout
@@ -15,6 +17,9 @@ _NOT_INHERITED = (
     *("HOME", "PWD", "OLDPWD", "SHLVL", "TERM", "SHELL", "USER", "LOGNAME", "MAIL", "HOSTNAME", "_", "PATH"),
     *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "TMPDIR", "DISPLAY", "LS_COLORS", "PS1", "NOTIFY_SOCKET"),
 )
+# a provider's keys to the pod itself: of no use to a workload, and it might print them
+PROVIDERS_KEYS = ("RUNPOD_API_KEY", "CONTAINER_API_KEY", "VAST_API_KEY", "JUPYTER_TOKEN", "JUPYTER_PASSWORD")
+_PRIVATE = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 _NOT_PREFIXES = ("SSH_", "REMOTE_RUN_", "XDG_", "DBUS_", "SYSTEMD_", "LC_")
 
 
@@ -46,6 +51,19 @@ def inherited() -> Dict[str, str]:
     }
 
 
+def private(job: Dict[str, Any]) -> Dict[str, str]:
+    """What must not be read in a log: the job's secrets, and what the container has under a name that says so.
+
+    A key of the provider counts though no workload gets it: it may stand in a file of the image.
+    """
+    found: Dict[str, str] = {}
+    if job.get("inherit_pod_env", True):
+        every = {**first_process(), **os.environ}
+        found = {name: value for name, value in every.items() if _PRIVATE.search(name) and name not in job["env"]}
+    found.update(job.get("secrets") or {})
+    return found
+
+
 def of_workload(root: str, job: Dict[str, Any], segment: int, python: str) -> Dict[str, str]:
     """What the contract gives a workload (CONTRACT.md), and what makes a foreign one feel at home.
 
@@ -54,6 +72,7 @@ def of_workload(root: str, job: Dict[str, Any], segment: int, python: str) -> Di
     """
     env = inherited() if job.get("inherit_pod_env", True) else {}
     env.update(os.environ)
+    env = {name: value for name, value in env.items() if name not in PROVIDERS_KEYS}
     env["PATH"] = path(os.path.dirname(python))
     env.update(_defaults(root, job, {**env, **job["env"]}))
     env.update(job["env"])
@@ -62,6 +81,8 @@ def of_workload(root: str, job: Dict[str, Any], segment: int, python: str) -> Di
     env["PYTHONUNBUFFERED"] = "1"
     env["REMOTE_RUN_ID"] = job["attempt"]
     env["REMOTE_RUN_SEGMENT"] = str(segment)
+    if job.get("accept"):
+        env["REMOTE_RUN_ACCEPT"] = json.dumps(job["accept"])
     env["REMOTE_RUN_PYTHON"] = job["base_python"]
     env["REMOTE_RUN_VENV"] = os.path.join(root, layout.VENV)
     return env

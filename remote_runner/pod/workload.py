@@ -72,7 +72,7 @@ def start(
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         _say(log, f"segment {segment}: {' '.join(words)}")
-        secrets = job.get("secrets") or {}
+        secrets = variables.private(job)
         reader = None
         if secrets or job["pause"] != "contract":
             reader = talk.Talk(os.dup(log), secrets, job.get("progress_regex") or (), tell)

@@ -90,7 +90,18 @@ def test_a_trainer_is_found_and_nothing_changes(
     assert since.startswith("20")
     assert user == "root"
     assert "-m ncm_mlx" in line
+    assert "no run of this tool is among it" in done.stderr
     assert sorted(p.name for p in pod.root.iterdir()) == [".remote-run"]
+
+
+def test_a_run_of_ours_elsewhere_on_the_machine_is_named(project: Project, pod: TestPod) -> None:
+    """The way to it is its own name and folder, not those of the run that was refused."""
+    started = project.run(project.on(pod, project.config(steps=4000, step_s=0.05), "--detach"))
+    assert started.returncode == 0, started.stderr
+    done = project.run(project.on(pod, project.config("other"), "--remote-dir", pod.home / "elsewhere"))
+    assert done.returncode == 4
+    assert f"remote-run attach 127.0.0.1:{pod.port} toy --remote-dir {pod.root}." in done.stderr
+    assert " other" not in done.stderr.split("fix: ")[1]
 
 
 def test_the_override_is_explicit_and_told(

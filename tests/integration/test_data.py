@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from pods import TestPod
 from projects import Project
 
@@ -25,6 +27,8 @@ def test_it_is_fetched_once_and_stays_there(project: Project, pod: TestPod) -> N
     log = (project.root / "runs/toy-train.log").read_text()
     assert "fetching\n" in log
     assert "data: fetched in " in log
+    assert "prepared there: " in done.stdout
+    assert "data sets" in json.loads((project.root / "runs/toy-report.json").read_text())["setup_s"]
     assert (project.root / "out/toy/n").read_text() == "20000"
     assert not (project.root / "corpus").exists()
     again = project.run(project.on(pod, config, "--fresh"))

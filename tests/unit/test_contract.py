@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
-from remote_runner.checkpoint import contract, header, pause, rotate
+import pytest
+
+from remote_runner.checkpoint import contract, header, lineage, pause, rotate
+from remote_runner.checkpoint.config import ConfigError
 
 TEXT = (Path(contract.__file__).parent / "CONTRACT.md").read_text()
 
@@ -49,6 +53,13 @@ def test_rows_of_metrics(tmp_path, monkeypatch):
 def test_variables(monkeypatch):
     monkeypatch.setenv("REMOTE_RUN_ID", "a7")
     assert contract.attempt() == "a7" and "`REMOTE_RUN_ID`" in TEXT
+    monkeypatch.setenv(lineage.VARIABLE, '{"train.learning_rate": null, "code": ["OLD", "NEW"]}')
+    assert os.environ[lineage.VARIABLE] in TEXT and f"`{lineage.VARIABLE}`" in TEXT
+    assert lineage.accepted() == {"train.learning_rate": None, "code": ["OLD", "NEW"]}
+    for wrong in ("code", "[1]", '{"code": "x"}', '{"code": [1]}'):
+        monkeypatch.setenv(lineage.VARIABLE, wrong)
+        with pytest.raises(ConfigError, match="REMOTE_RUN_ACCEPT is"):
+            lineage.accepted()
     for value, segment in (("2", 2), ("", 1), ("x", 1), ("0", 1)):
         monkeypatch.setenv("REMOTE_RUN_SEGMENT", value)
         assert contract.segment() == segment

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remote_runner.pod import talk
+from remote_runner.pod import foreign, talk
 
 SECRET = "SECRET-abc/def+1"
 
@@ -42,6 +44,35 @@ def test_a_secret_is_replaced_wherever_the_output_is_cut(
     log, _rows = said(tmp_path_factory.mktemp("talk"), pieces, {"KEY": SECRET})
     assert b"SECRET" not in log
     assert log == f"key=***\nhttps://x/?k=***&z\ntwice ******{tail}".encode()
+
+
+def test_epochs_are_read_where_no_steps_are_told(tmp_path: Path) -> None:
+    told = said(tmp_path, [b"Epoch [3/40] loss=0.5\nepoch 4 of 40\n"])[1]
+    assert [(r["stage"], r["step"], r["target_steps"], r["loss"]) for r in told] == [
+        ("epoch", 3, 40, 0.5), ("epoch", 4, 40, 0.5),
+    ]  # fmt: skip
+    assert not foreign.finished(str(tmp_path), {}, {"stage": "epoch", "step": 40, "target_steps": 40})
+    told = said(tmp_path, [b"epoch 1/3\nstep 10/900\nepoch 2/3\nstep 20/900\n"])[1]
+    assert [(r["stage"], r["step"]) for r in told] == [("epoch", 1), ("", 10), ("", 20)]
+
+
+def test_a_secret_is_replaced_in_every_usual_form(tmp_path: Path) -> None:
+    value = 'SECRET-a"b/ü+1'
+    forms = [json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value), str({"k": [value]})]
+    forms += [base64.b64encode(f"{'u' * n}:{value}{'x' * m}".encode()).decode() for n in range(3) for m in range(3)]
+    log, _rows = said(tmp_path, ["\n".join(forms).encode()], {"KEY": value})
+    assert b"SECRET" not in log
+    assert log.count(b"***") == len(forms)
+
+
+def test_a_secret_across_the_end_of_an_endless_line_is_replaced(tmp_path: Path) -> None:
+    """A line without an end is written in parts; no part ends within a value, and nothing is lost."""
+    for before in range((1 << 16) - 20, (1 << 16) + 2):
+        text = b"." * before + SECRET.encode() + b"," * 200
+        log, _rows = said(
+            tmp_path, [text[: 1 << 15], text[1 << 15 : (1 << 16) + 1], text[(1 << 16) + 1 :]], {"K": SECRET}
+        )
+        assert log.replace(b"\n", b"") == b"." * before + b"***" + b"," * 200
 
 
 def test_a_bar_is_folded_and_read(tmp_path: Path) -> None:

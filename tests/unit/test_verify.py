@@ -218,3 +218,34 @@ def _clock(call):
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
+
+
+def test_numpys_own_files_are_read_whole_and_nothing_is_unpickled(tmp_path):
+    good, damaged, cut, code = (tmp_path / f"{name}.npz" for name in ("good", "damaged", "cut", "code"))
+    np.savez_compressed(good, step=7, w=np.full((3, 2), np.inf, "float32"), big=np.random.default_rng(1).random(20_000))
+    assert verify.verify_file(good).warnings == (f"{good}: w holds 6 infinities",)
+    assert verify.verify_file(good, ["w", "v"]).problem == f"{good}: lacks v"
+    raw = bytearray(good.read_bytes())
+    raw[len(raw) // 2] ^= 0x55
+    damaged.write_bytes(raw)
+    assert verify.verify_file(damaged).problem
+    cut.write_bytes(good.read_bytes()[:-30])
+    assert "zip" in verify.verify_file(cut).problem
+    np.savez(code, names=np.array(["a", None], dtype=object))
+    assert verify.verify_file(code).good and "not opened" in str(inspection.inspect(code))
+    np.save(tmp_path / "one.npy", np.array([0.0, np.nan]))
+    assert verify.verify_file(tmp_path / "one.npy").problem.endswith("the array holds 1 NaN")
+    short = (tmp_path / "one.npy").read_bytes()[:-4]
+    (tmp_path / "one.npy").write_bytes(short)
+    assert "4 of 16 bytes are missing" in verify.verify_file(tmp_path / "one.npy").problem
+
+
+def test_inspect_says_what_a_file_is(tmp_path):
+    arrays = tmp_path / "w.npz"
+    np.savez(arrays, step=7, w=np.zeros((3, 2)))
+    assert "NumPy arrays, 2 tensors" in inspection.text(inspection.inspect(arrays))
+    for name, content, says in (("x.pt", b"PK\x03\x04", "zip archive"), ("y.pt", b"\x80\x02}", "a pickle"),
+                                ("z.json", b"{}", "no file of tensors")):  # fmt: skip
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageFault, match=says):
+            inspection.inspect(tmp_path / name)

@@ -16,12 +16,13 @@ import torch
 
 from cipher_torch import task as tasks
 from cipher_torch.task import STAGE, Task
-from remote_runner.checkpoint import contract, snapshot
+from remote_runner.checkpoint import contract, lineage, snapshot
 from remote_runner.checkpoint.config import ConfigError
 from remote_runner.checkpoint.torch_snapshot import as_tensor, from_tensor
 from remote_runner.checkpoint.torch_state import Buffers, stage
 
 SCHEMA = 1
+FOLLOWS = {"data.sha256": ("seed", "data.")}  # an identity field -> those that it is made from
 
 
 @dataclass
@@ -36,6 +37,8 @@ class Progress:
     history: list[float] = field(default_factory=list)  # loss of each step
     training_s: float = 0.0
     interruptions: list[dict[str, Any]] = field(default_factory=list)
+    lineage: dict[str, Any] | None = None
+    changed: bool = False  # since the snapshot it was loaded from: the change is to be saved before it has effect
 
 
 def content(task: Task, progress: Progress, facts: Mapping[str, Any], buffers: Buffers) -> snapshot.Snapshot:
@@ -58,7 +61,7 @@ def content(task: Task, progress: Progress, facts: Mapping[str, Any], buffers: B
         "evaluation_due": progress.evaluation_due,
         "target_steps": task.config.train.steps,
         "fingerprint": task.fingerprint,
-        "lineage": None,
+        "lineage": progress.lineage,
     }
     volatile = {
         **facts,
@@ -77,9 +80,10 @@ def restore(task: Task, found: snapshot.Snapshot) -> Progress:
         ConfigError: it belongs to another run: an identity field, the position, a key or a tensor differs, by name.
     """
     state, volatile = found.state, found.volatile
-    _same_identity(task, state, volatile)
+    changes = _changes(task, state, volatile)
+    moved = any(c["key"] in ("seed", "train.batch") or c["key"].startswith("data.") for c in changes)
     for key, value in position(task, found.step).items():
-        if state[key] != value:
+        if state[key] != value and not moved:
             raise ConfigError(
                 f"snapshot of step {found.step}: its {key} is {state[key]!r}, this program computes {value!r}",
                 "resume with the version of the code that wrote it",
@@ -97,7 +101,10 @@ def restore(task: Task, found: snapshot.Snapshot) -> Progress:
     if found.step:
         groups = task.optimizer.state_dict()["param_groups"]
         task.optimizer.load_state_dict({"state": moments, "param_groups": groups})
-    task.scheduler.load_state_dict(dict(state["scheduler"]))
+    # the rates it begins from are the config's, which an accepted change may have changed
+    task.scheduler.load_state_dict({**state["scheduler"], "base_lrs": list(task.scheduler.base_lrs)})
+    if changes:
+        task.scheduler._last_lr = [base * tasks.rate(task.config, found.step) for base in task.scheduler.base_lrs]
     for group, rate in zip(task.optimizer.param_groups, task.scheduler.get_last_lr(), strict=True):
         group["lr"] = rate
     task.batches.seek(found.step)
@@ -107,7 +114,7 @@ def restore(task: Task, found: snapshot.Snapshot) -> Progress:
     history = saved["history.loss"].tolist()[: found.step]
     return Progress(
         found.step, state["evaluation_due"], best["step"], best["metric"], kept, history,
-        volatile.get("training_s", 0.0), interruptions,
+        volatile.get("training_s", 0.0), interruptions, lineage.after(changes, state, found.root), bool(changes),
     )  # fmt: skip
 
 
@@ -152,13 +159,14 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state.items() if isinstance(value, int | float | str | list)}
 
 
-def _same_identity(task: Task, state: Mapping[str, Any], volatile: Mapping[str, Any]) -> None:
+def _changes(task: Task, state: Mapping[str, Any], volatile: Mapping[str, Any]) -> list[lineage.Change]:
+    """What the user lets be another than it was; a training that has ended takes no new code in."""
+    changes = lineage.told(state["lineage"]) if state["step"] < state["target_steps"] else []
     if state["fingerprint"] == task.fingerprint:
-        return
-    old, new = volatile.get("identity", {}), task.identity
-    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    said = "; ".join(f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in changed) or "its fingerprint differs"
-    raise ConfigError(
-        f"snapshot of step {state['step']} is of another run: {said}",
-        "put the old values back, or begin a new run under another name",
-    )
+        return changes
+    what = f"snapshot of step {state['step']}"
+    changes = lineage.judge(what, volatile.get("identity", {}), task.identity, follows=FOLLOWS) + changes
+    if state["step"] > task.config.train.steps:
+        steps = task.config.train.steps
+        raise ConfigError(f"{what} is beyond the {steps} steps asked for", "ask for more in train.steps")
+    return changes

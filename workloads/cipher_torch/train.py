@@ -54,7 +54,8 @@ def _train(c: config.Config, request: pause.Request, saver: writer.Writer, resum
     if found is not None:
         progress = state.restore(t, found.snapshot)
         _warn_of_versions(found.snapshot, run)
-        run.loaded_as, run.loaded_root = (progress.step, progress.evaluation_due), found.snapshot.root
+        run.loaded_root = found.snapshot.root
+        run.loaded_as = None if progress.changed else (progress.step, progress.evaluation_due)
     root = loop.train(t, progress, run)
     _write_inference(t, progress, run, root)
 
@@ -103,8 +104,8 @@ def _write_inference(t: task.Task, progress: state.Progress, run: loop.Run, root
         "best_step": progress.best_step,
         "best_validation": progress.best_metric,
         "root": root,
-        "lineage": None,
-        "uninterrupted": not progress.interruptions,
+        "lineage": progress.lineage,
+        "uninterrupted": progress.lineage is None and not progress.interruptions,
         "interruptions": progress.interruptions,
         "training_s": round(progress.training_s, 3),
         "waited_for_saves_s": round(run.writer.waited_s, 3),

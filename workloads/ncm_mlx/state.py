@@ -16,10 +16,11 @@ import numpy as np
 
 from ncm_mlx import arrays, config, order
 from ncm_mlx.stage import Stage
-from remote_runner.checkpoint import contract, snapshot
+from remote_runner.checkpoint import contract, lineage, snapshot
 from remote_runner.checkpoint.config import ConfigError
 
 SCHEMA = 1
+FOLLOWS = {"data.sha256": ("seed", "data.")}  # an identity field -> those that it is made from
 
 
 @dataclass
@@ -74,16 +75,20 @@ def content(stage: Stage, progress: Progress, facts: Mapping[str, Any]) -> snaps
     return snapshot.Snapshot(tensors, state, volatile)
 
 
-def restore(stage: Stage, found: snapshot.Snapshot) -> Progress:
+def restore(stage: Stage, found: snapshot.Snapshot, derived: Mapping[str, Any] | None = None) -> Progress:
     """Put a snapshot into the stage's live objects.
+
+    Args:
+        derived: identity fields that follow from an accepted change in the stage before, with their old values.
 
     Raises:
         ConfigError: it belongs to another run: an identity field, a key, the order or an array differs, by name.
     """
     state, volatile = found.state, found.volatile
-    _same_identity(stage, state, volatile)
+    changes = _changes(stage, state, volatile, derived)
+    moved = any(c["key"] == "seed" or c["key"].startswith("data.") or c["key"].endswith(".batch") for c in changes)
     for key, value in _position(stage, found.step).items():
-        if state[key] != value:
+        if state[key] != value and not moved:
             raise ConfigError(
                 f"{stage.name} snapshot of step {found.step}: its {key} is {state[key]!r}, here it is {value!r}",
                 "resume with the version of the code that wrote it",
@@ -96,8 +101,7 @@ def restore(stage: Stage, found: snapshot.Snapshot) -> Progress:
     except arrays.ArrayMissing as wrong:
         raise ConfigError(f"{stage.name} snapshot: {wrong}", "resume with the code that wrote it") from None
     best = state["best"] or {"step": None, "metric": None}
-    lineage = state["lineage"]
-    start_step = int(lineage["start_step"]) if lineage else 0
+    start_step = next((int(one["start_step"]) for one in lineage.chain(state["lineage"]) if "start_step" in one), 0)
     history = found.tensors["history.loss"].data.tolist()[: found.step - start_step]
     interruptions = [*volatile.get("interruptions", []), {"step": found.step, "segment": contract.segment()}]
     return Progress(
@@ -108,10 +112,10 @@ def restore(stage: Stage, found: snapshot.Snapshot) -> Progress:
         best_metric=best["metric"],
         best=kept,
         history=history,
-        lineage=lineage,
+        lineage=lineage.after(changes, state, found.root),
         training_s=volatile.get("training_s", 0.0),
         interruptions=interruptions,
-        saved_as=(found.step, state["evaluation_due"]),
+        saved_as=None if changes else (found.step, state["evaluation_due"]),  # a change is durable before it has effect
         root=found.root,
     )
 
@@ -138,13 +142,18 @@ def _position(stage: Stage, step: int) -> dict[str, Any]:
     return {**place._asdict(), "order_sha256": order.order_sha256(shuffled), "keys": stage.keys(step)}
 
 
-def _same_identity(stage: Stage, state: Mapping[str, Any], volatile: Mapping[str, Any]) -> None:
+def _changes(
+    stage: Stage, state: Mapping[str, Any], volatile: Mapping[str, Any], derived: Mapping[str, Any] | None
+) -> list[lineage.Change]:
+    """What the user lets be another than it was; a stage that has ended takes no new code in."""
+    changes = lineage.told(state["lineage"]) if state["step"] < state["target_steps"] else []
     if state["fingerprint"] == stage.fingerprint:
-        return
-    old, new = volatile.get("identity", {}), stage.identity
-    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    said = "; ".join(f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in changed) or "its fingerprint differs"
-    fix = "put the old values back, or begin a new run under another name"
-    if f"{stage.name}.steps" in changed:
-        fix += f"; the old step budget comes back with {config.STEPS_VARIABLE}={old.get(f'{stage.name}.steps')}"
-    raise ConfigError(f"{stage.name} snapshot of step {state['step']} is of another run: {said}", fix)
+        return changes
+    old, new, what = volatile.get("identity", {}), stage.identity, f"{stage.name} snapshot of step {state['step']}"
+    fix = ""
+    if old.get(budget := f"{stage.name}.steps") != new[budget]:
+        fix = f"; the old step budget comes back with {config.STEPS_VARIABLE}={old.get(budget)}"
+    changes = lineage.judge(what, old, new, follows=FOLLOWS, derived=derived, fix=fix) + changes
+    if state["step"] > stage.target_steps:
+        raise ConfigError(f"{what} is beyond the {stage.target_steps} steps asked for", f"ask for more in {budget}")
+    return changes

@@ -17,7 +17,7 @@ import numpy as np
 
 from ncm_mlx import arrays, boards, codec, config, loop, restart, stage, state
 from remote_runner.checkpoint import config as strict
-from remote_runner.checkpoint import contract, pause, rotate, snapshot, writer
+from remote_runner.checkpoint import contract, header, lineage, pause, rotate, snapshot, writer
 from remote_runner.checkpoint.config import ConfigError
 
 COMPILED, EAGER = "compiled", "eager"
@@ -63,15 +63,27 @@ def _both_stages(c: config.Config, data: boards.Dataset, run: loop.Run, begun: d
     arrays.put_back(frozen, "model", restart.weights_of(c.folder / "codec.safetensors"))
     steps = config.generator_steps() or c.generator.steps
     second = stage.build_generator(c, data, frozen, codec_root, steps)
-    _one_stage(second, run, resume, begun["restart"])
+    _one_stage(second, run, resume, begun["restart"], _derived(c.folder))
 
 
-def _one_stage(s: stage.Stage, run: loop.Run, resume: bool, weights: dict[str, Any] | None) -> str:
+def _derived(folder: Path) -> dict[str, Any]:
+    """Of the generator's identity: which root the codec had before a change that the user accepted."""
+    before = header.describe(rotate.latest_of(folder, stage.CODEC))["lineage"]  # made or verified in this life
+    return {"codec.root": before["root"]} if before and before["kind"] == lineage.KIND else {}
+
+
+def _one_stage(
+    s: stage.Stage,
+    run: loop.Run,
+    resume: bool,
+    weights: dict[str, Any] | None,
+    derived: dict[str, Any] | None = None,
+) -> str:
     """Run a stage from where it stands to its end, and write what inference needs. Returns its root."""
     folder = run.config.folder
     found = _found(folder, s.name) if resume else None
     if found is not None:
-        progress = state.restore(s, found.snapshot)
+        progress = state.restore(s, found.snapshot, derived)
         _warn_of_changes(found.snapshot, progress, run)
     else:
         progress = state.Progress() if weights is None else restart.begin(s, weights)
