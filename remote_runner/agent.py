@@ -1,6 +1,6 @@
 """The controller's end of the program on the pod: how it gets there and starts.
 
-    exec python3 - reads the zipapp from stdin into <root>/.remote-run/<hash>.pyz
+    exec python3 - reads the zipapp from stdin into <root>/.remote-run/<hash>.pyz, where it is not there already
            -> exec python3 <hash>.pyz serve ROOT NONCE  -> a marker line -> messages (pod/wire.py)
 
 Not here: how it is asked and answered (conversation.py), how bytes of files travel (transfer).
@@ -25,14 +25,15 @@ _LOADER = """
 import os,sys
 root,name,size,nonce=sys.argv[1:]
 own=os.path.join(root,'.remote-run')
-os.makedirs(own,0o755,exist_ok=True)
-data=b''
-while len(data)<int(size):
-    block=os.read(0,int(size)-len(data))
-    if not block: sys.exit(1)
-    data+=block
 path=os.path.join(own,name)
 if not os.path.exists(path):
+    os.write(1,('\\nremote-run-need %s\\n'%nonce).encode())
+    data=b''
+    while len(data)<int(size):
+        block=os.read(0,int(size)-len(data))
+        if not block: sys.exit(1)
+        data+=block
+    os.makedirs(own,0o755,exist_ok=True)
     temp='%s.%d.tmp'%(path,os.getpid())
     with open(temp,'wb') as f:
         f.write(data); f.flush(); os.fsync(f.fileno())
@@ -63,5 +64,4 @@ class Agent(Conversation):
         app, nonce = zipapp.build(), secrets.token_hex(16)
         arguments = (str(root), app.name, str(len(app.content)), nonce)
         program = pod.open(python_command(_LOADER, *arguments))
-        program.write(app.content)
-        super().__init__(program, str(pod.endpoint), nonce)
+        super().__init__(program, str(pod.endpoint), nonce, app.content)

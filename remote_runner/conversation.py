@@ -8,6 +8,7 @@ Not here: what starts the program (agent.py, transfer/channels.py), what carries
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -25,8 +26,15 @@ class Program(Protocol):
     def write(self, data: bytes) -> None:
         """Send all of it, or raise LinkLost."""
 
-    def read(self, timeout_s: float) -> bytes:
-        """Some bytes, none at the end; LinkLost when nothing came in time."""
+    def write_file(self, fd: int, offset: int, length: int) -> int:
+        """Send a piece of a file, or raise LinkLost; how much of it there was."""
+
+    def read(self, timeout_s: float, certain: int = 0) -> bytes:
+        """Some bytes, none at the end; LinkLost when nothing came in time.
+
+        Args:
+            certain: bytes that are on their way: a whole block of them may be waited for.
+        """
 
     def ready(self) -> bool:
         """Whether something can be read at once."""
@@ -53,14 +61,15 @@ class Conversation:
     Args:
         where: the pod, for messages.
         nonce: what its marker line carries.
+        code: what is sent where it says first that it needs it: code that it has already does not travel.
         hello: what it says first, once the marker was seen.
     """
 
-    def __init__(self, program: Program, where: str, nonce: str) -> None:
+    def __init__(self, program: Program, where: str, nonce: str, code: bytes = b"") -> None:
         self.where = where
         self._program = program
         self._decoder = wire.Decoder(wire.MAX_ANSWER_BYTES)
-        self._skip_to_marker(wire.marker(nonce))
+        self._skip_to_marker(wire.marker(nonce), wire.need(nonce), code)
         self.hello = self.receive()[0]
 
     def __enter__(self) -> Self:
@@ -74,10 +83,13 @@ class Conversation:
     def close(self) -> None:
         self._program.close()
 
-    def _skip_to_marker(self, mark: bytes) -> None:
+    def _skip_to_marker(self, mark: bytes, need: bytes, code: bytes) -> None:
         """Drop what a login shell printed; the marker carries our own nonce."""
         seen = bytearray()
         while mark not in seen:
+            if code and need in seen:
+                self._program.write(code)
+                code = b""
             block = self._program.read(SILENCE_S)
             if not block:
                 said = self._program.stderr().decode("utf-8", "replace").strip()
@@ -97,6 +109,11 @@ class Conversation:
     def send(self, header: dict[str, Any], payload: bytes = b"") -> None:
         self._program.write(wire.encode(header, payload))
 
+    def send_file(self, header: dict[str, Any], fd: int, offset: int, length: int) -> bool:
+        """A message with a piece of a file; whether the file had all of it. Where not, nothing more can be sent."""
+        self._program.write(wire.head(header, length))
+        return self._program.write_file(fd, offset, length) == length
+
     def receive(self, timeout_s: float = SILENCE_S) -> wire.Message:
         """The next message that is no sign of life.
 
@@ -104,22 +121,69 @@ class Conversation:
             LinkLost: silence, or the program is gone.
             RunnerError: it does not keep the protocol.
         """
+        header = self._head(timeout_s)
+        return header, self._rest(timeout_s)
+
+    def stream(self, most: int, what: str, sink: Callable[[memoryview], None]) -> dict[str, Any]:
+        """Hand on the pieces of a file as they come; the answer that follows them, whatever it says.
+
+        Args:
+            most: the bytes that there can be.
+            what: for messages.
+
+        Raises:
+            LinkLost, RunnerError: as `receive`.
+            Unverified: more came than there can be, or what is damaged.
+        """
+        while True:
+            header = self._head(SILENCE_S)
+            if "data" not in header:
+                self._rest(SILENCE_S)
+                return header
+            for block in self._pieces(header, what):
+                most -= len(block)
+                if most < 0:
+                    raise Unverified(f"{what}: the pod sends more than could be", fix="do not trust this pod")
+                sink(block)
+
+    def _pieces(self, header: dict[str, Any], what: str) -> Iterator[memoryview]:
+        if header.get("z") is not None:
+            yield memoryview(piece((header, self._rest(SILENCE_S)), f"{what} from {self.where}"))
+            return
+        while self._decoder.left_bytes:
+            block = self._decoder.piece()
+            if block:
+                yield block
+            else:
+                self._more(SILENCE_S, self._decoder.left_bytes)
+
+    def _head(self, timeout_s: float) -> dict[str, Any]:
         give_up = time.monotonic() + timeout_s
         while True:
             try:
-                message = self._decoder.next()
+                header = self._decoder.begin()
             except wire.WireError as e:
                 raise Unverified(f"{self.where} sent what is no message: {e}", fix="do not trust this pod") from e
-            if message is None:
-                block = self._program.read(max(0.1, give_up - time.monotonic()))
-                if not block:
-                    said = printable(self._program.stderr().decode("utf-8", "replace").strip()[-500:])
-                    raise LinkLost(f"{self.where}: the program there ended" + (f": {said}" if said else ""))
-                self._decoder.feed(block)
-            elif message[0].get("busy"):
+            if header is None:
+                self._more(max(0.1, give_up - time.monotonic()))
+            elif header.get("busy"):
+                self._rest(timeout_s)
                 give_up = time.monotonic() + timeout_s
             else:
-                return message
+                return header
+
+    def _rest(self, timeout_s: float) -> bytes:
+        give_up = time.monotonic() + timeout_s
+        while (payload := self._decoder.rest()) is None:
+            self._more(max(0.1, give_up - time.monotonic()))
+        return payload
+
+    def _more(self, timeout_s: float, certain: int = 0) -> None:
+        block = self._program.read(timeout_s, certain)
+        if not block:
+            said = printable(self._program.stderr().decode("utf-8", "replace").strip()[-500:])
+            raise LinkLost(f"{self.where}: the program there ended" + (f": {said}" if said else ""))
+        self._decoder.feed(block)
 
     def waiting(self) -> bool:
         """Whether an answer can be read without waiting for the network."""

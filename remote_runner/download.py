@@ -63,12 +63,14 @@ def bring_home(
     keep: str = "",
     ask: Callable[[str], bool] | None = None,
     price_usd_h: float | None = None,
+    channels: transfer.Channels | None = None,
 ) -> Home:
     """Download a run; may be repeated at any point and then fetches what is missing.
 
     Args:
         keep: which checkpoints come (keeping.py); empty: all, beyond 50 GB as `ask` says.
         price_usd_h: of the pod, where it is known.
+        channels: data connections that are there, or on their way.
 
     Raises:
         OSError: the disk here refused.
@@ -94,7 +96,9 @@ def bring_home(
         for attempt in range(1, AGAIN + 1):
             began = time.monotonic()
             before = home.fetched_bytes
-            for one in transfer.fetch(agent, wanted, incoming, {p: sizes[p] for p in wanted}, here=root):
+            facts = found if attempt == 1 else None
+            limits = {p: sizes[p] for p in wanted}
+            for one in transfer.fetch(agent, wanted, incoming, limits, here=root, facts=facts, channels=channels):
                 if _take(root, one, home, placed):
                     arrived.append(replace(one, temp=incoming))  # of 100,000 files each path is memory
             took_s = time.monotonic() - began

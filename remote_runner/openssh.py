@@ -10,14 +10,19 @@ Not here: what is said over it (conversation.py), how many there are (transfer/c
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
 import shutil
+import socket
+import struct
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
+from remote_runner.pod import wire
 from remote_runner.ssh import CONNECT_S, Endpoint, LinkLost
 
 # a list: one name alone fails where the server lacks it. GCM first: half the processor time of chacha20
@@ -91,20 +96,29 @@ class Process:
     def __init__(self, words: list[str], where: str) -> None:
         self._where = where
         # A group of its own: Ctrl-C is ours to handle, and it ends when our end of its stdin does.
-        self._process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
-        for fd in (self._in, self._out):
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_BYTES)
+        self._out, out = socket.socketpair()  # can be asked for whole blocks, as a pipe can't
+        out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PIPE_BYTES)  # as much of it as the system allows
+        try:
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=out.fileno(),
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except BaseException:
+            self._out.close()
+            raise
+        finally:
+            out.close()
+        assert self._process.stdin and self._process.stderr
+        self._in = self._process.stdin.fileno()
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._in, _F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(self._in, False)
+        # a whole block is waited for no longer than this; what came of it until then is taken
+        self._out.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", wire.BLOCK_S, 0))
         self._closed = False
         self._stderr = bytearray()
         self._drain = threading.Thread(target=self._read_stderr, args=(self._process.stderr.fileno(),), daemon=True)
@@ -123,7 +137,7 @@ class Process:
             self._process.kill()
         self._process.wait()
         self._drain.join(1)
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdin, self._out, self._process.stderr):
             if stream is not None:
                 stream.close()
 
@@ -140,13 +154,63 @@ class Process:
             try:
                 view = view[os.write(self._in, view) :]
             except BlockingIOError:
-                if not select.select([], [self._in], [], _STALLED_S)[1]:
-                    raise LinkLost(f"{self._where}: nothing could be sent for {_STALLED_S:.0f} s") from None
+                self._wait_for_room()
             except (OSError, ValueError):
                 raise LinkLost(f"{self._where}: the data connection ended{self._why()}") from None
 
-    def read(self, timeout_s: float) -> bytes:
+    def write_file(self, fd: int, offset: int, length: int) -> int:
+        """Send a piece of a file, on Linux without taking it into this process.
+
+        Returns:
+            How much of it there was.
+
+        Raises:
+            LinkLost: as `write`.
+        """
+        done = 0
+        while done < length:
+            if self._closed:
+                raise LinkLost(f"{self._where}: the data connection was closed")
+            try:
+                moved = self._sent(fd, offset + done, length - done)
+            except BlockingIOError:
+                self._wait_for_room()
+                continue
+            except BrokenPipeError:
+                raise LinkLost(f"{self._where}: the data connection ended{self._why()}") from None
+            except (OSError, ValueError) as e:
+                if self._closed:
+                    raise LinkLost(f"{self._where}: the data connection was closed") from None
+                raise e from None
+            if not moved:
+                break
+            done += moved
+        return done
+
+    def _sent(self, fd: int, offset: int, length: int) -> int:
+        if sys.platform == "linux":
+            try:
+                return os.sendfile(self._in, fd, offset, length)
+            except OSError as e:
+                if e.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                    raise
+        block = os.pread(fd, min(_PIPE_BYTES, length), offset)
+        self.write(block)
+        return len(block)
+
+    def _wait_for_room(self) -> None:
+        try:
+            ready = select.select([], [self._in], [], _STALLED_S)[1]
+        except (OSError, ValueError):
+            raise LinkLost(f"{self._where}: the data connection was closed") from None
+        if not ready:
+            raise LinkLost(f"{self._where}: nothing could be sent for {_STALLED_S:.0f} s") from None
+
+    def read(self, timeout_s: float, certain: int = 0) -> bytes:
         """Some bytes; none when it ended.
+
+        Args:
+            certain: bytes that are on their way: a whole block of them is waited for.
 
         Raises:
             LinkLost: nothing came for `timeout_s`.
@@ -156,7 +220,9 @@ class Process:
         try:
             if not select.select([self._out], [], [], timeout_s)[0]:
                 raise LinkLost(f"{self._where}: no answer for {timeout_s:.0f} s")
-            return os.read(self._out, _PIPE_BYTES)
+            if certain:
+                return self._out.recv(min(certain, wire.BLOCK_BYTES), socket.MSG_WAITALL)
+            return self._out.recv(_PIPE_BYTES)
         except (OSError, ValueError):
             raise LinkLost(f"{self._where}: the data connection was closed") from None
 

@@ -21,6 +21,7 @@ from remote_runner.record import Journal
 from remote_runner.regular import Regular
 from remote_runner.report import Report
 from remote_runner.ssh import LinkLost
+from remote_runner.transfer import Channels
 from remote_runner.vault import Place
 from remote_runner.view import View
 
@@ -35,15 +36,21 @@ class Known:
     attempt: str
 
 
-def find(access: Access, start: Path, name: str | None, remote_dir: str) -> tuple[Known, Agent]:
-    """Connect to the pod and find a run there: by name, or the one that holds it.
+def find(
+    access: Access,
+    start: Path,
+    name: str | None,
+    remote_dir: str,
+    measured: Callable[[float], None] = lambda _: None,
+) -> tuple[Known, Agent]:
+    """Connect to the pod and find a run there: by name, or the one that holds it; `measured` as for ssh.connect.
 
     Raises:
         UsageFault: no run there, or several and no name.
         PreflightFailed: the pod can't be reached.
     """
     root = settings.find_root(start.absolute())
-    pod = ssh.connect(access.endpoint(root))
+    pod = ssh.connect(access.endpoint(root), measured=measured)
     access.remember(root)
     try:
         agent = Agent(pod, _remote_root(pod, root, name, remote_dir))
@@ -64,6 +71,16 @@ def find(access: Access, start: Path, name: str | None, remote_dir: str) -> tupl
     except BaseException:
         pod.close()
         raise
+
+
+def ahead(access: Access, start: Path, name: str | None) -> Channels | None:
+    """Data connections to where this project has the run on record, begun before the pod was asked anything."""
+    root = settings.find_root(start.absolute())
+    last = record.last_attempt(record.load(root, name)) if name else {}
+    where = access.endpoint(root)
+    if not last.get("root") or last.get("target") != str(where):
+        return None
+    return Channels.ahead(where, PurePosixPath(str(last["root"])))
 
 
 def _no_such_run(where: str, name: str, there: list[str]) -> UsageFault:

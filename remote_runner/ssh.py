@@ -4,6 +4,8 @@
     Pod.run()      one command, both streams read at once, both bounded
     Pod.open()     a long-lived program: bytes in, bytes out, its stderr kept for messages
 
+paramiko is loaded when the first connection is made: data connections are begun meanwhile (openssh.py).
+
 Not here: what is said over a program's streams (agent.py).
 """
 
@@ -19,14 +21,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import paramiko
 import tenacity
 
-from remote_runner import hostkeys, ssh_keys
+from remote_runner import hostkeys
 from remote_runner.errors import PreflightFailed, UsageFault
 from remote_runner.target import Target, show_host
+
+if TYPE_CHECKING:
+    import paramiko
 
 CONNECT_S = 15.0
 BOOTING_S = 60.0  # how long a pod that drops connections before the login is given
@@ -81,6 +85,8 @@ def resolve(target: Target, policy: hostkeys.Policy, user: str | None, identity:
     found: dict[str, object] = {}
     path = Path("~/.ssh/config").expanduser()
     if path.is_file():
+        import paramiko
+
         try:
             found = dict(paramiko.SSHConfig.from_path(str(path)).lookup(target.host))
         except Exception as e:
@@ -102,11 +108,18 @@ def resolve(target: Target, policy: hostkeys.Policy, user: str | None, identity:
     )
 
 
-def connect(endpoint: Endpoint, tell: Callable[[str], None] = lambda _: None) -> Pod:
+def connect(
+    endpoint: Endpoint,
+    tell: Callable[[str], None] = lambda _: None,
+    measured: Callable[[float], None] = lambda _: None,
+) -> Pod:
     """Open a connection, log in, and give back the pod.
 
     A pod that drops connections before the login is tried for a minute with growing pauses; a port that
     refuses, a few times.
+
+    Args:
+        measured: gets the round-trip time in seconds as soon as it is known, long before the login is done.
 
     Raises:
         PreflightFailed: unreachable, wrong or unknown host key, login refused; each with its fix.
@@ -128,17 +141,23 @@ def connect(endpoint: Endpoint, tell: Callable[[str], None] = lambda _: None) ->
         reraise=True,
     )
     try:
-        return retrying(_connect_once, endpoint)
+        return retrying(_connect_once, endpoint, measured)
     except _Passing as e:
         raise PreflightFailed(
             str(e), fix="check the address and that the pod is up and its port 22 is mapped", passing=True
         ) from e
 
 
-def _connect_once(endpoint: Endpoint) -> Pod:
+def _connect_once(endpoint: Endpoint, measured: Callable[[float], None]) -> Pod:
     began = time.monotonic()
     sock = _socket(endpoint)
     rtt_s = time.monotonic() - began if isinstance(sock, socket.socket) else None
+    if rtt_s is not None:
+        measured(rtt_s)
+    import paramiko
+
+    from remote_runner import ssh_keys
+
     transport = paramiko.Transport(sock)
     try:
         _prefer(transport, endpoint)
@@ -176,6 +195,8 @@ def _socket(endpoint: Endpoint) -> socket.socket | paramiko.Channel | paramiko.P
     if endpoint.jump and endpoint.jump.lower() != "none":
         return _through(endpoint)
     if endpoint.proxy_command and endpoint.proxy_command.lower() != "none":
+        import paramiko
+
         return paramiko.ProxyCommand(endpoint.proxy_command)
     try:
         return socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_S)
@@ -242,6 +263,8 @@ class Pod:
         Raises:
             LinkLost: the connection is gone, or the server offers none.
         """
+        import paramiko
+
         try:
             client = paramiko.SFTPClient.from_transport(self._transport)
             assert client is not None
@@ -256,6 +279,8 @@ class Pod:
         Raises:
             LinkLost: the connection is gone, or no channel could be opened.
         """
+        import paramiko
+
         try:
             channel = self._transport.open_session(timeout=CONNECT_S)
             channel.exec_command(command)
@@ -325,13 +350,21 @@ class Program:
         except OSError as e:
             raise LinkLost(f"{self._where}: {e or 'closed'}") from None
 
+    def write_file(self, fd: int, offset: int, length: int) -> int:
+        """Send a piece of a file; how much of it there was. Raises LinkLost as `write` does."""
+        done = 0
+        while done < length and (block := os.pread(fd, min(1 << 20, length - done), offset + done)):
+            self.write(block)
+            done += len(block)
+        return done
+
     def feed(self, data: bytes) -> None:
         """Send all and close the program's stdin; a program that does not read is not an error."""
         with contextlib.suppress(LinkLost, OSError, EOFError):
             self.write(data)
             self._channel.shutdown_write()
 
-    def read(self, timeout_s: float) -> bytes:
+    def read(self, timeout_s: float, certain: int = 0) -> bytes:
         """Some bytes; none when its stdout ended.
 
         Raises:

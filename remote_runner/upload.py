@@ -125,9 +125,12 @@ def send_run(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> list[Item
     Raises:
         NotStarted: the pod's disk refused, or bytes arrived damaged.
     """
+    began_ns = time.time_ns()
     items, stayed = run_files(plan)
     keeping.say_stayed(stayed, tell)
     size = sum(i.size for i in items)
     tell(f"run files: {len(items)} files, {size / 1e6:.1f} MB")
     rates.announce(plan.root, "up", size, len(items), plan.options.price, tell)
-    return transfer.send(agent, items)
+    sent = transfer.send(agent, items)
+    transfer.remember_sent(plan.root, digests.Digests(str(plan.root)), sent, began_ns)
+    return sent

@@ -43,7 +43,7 @@ def build() -> Zipapp:
     return Zipapp(hashlib.sha256(content).hexdigest()[:32] + ".pyz", content)
 
 
-_BULK = ("files", "wire", "session", "parts", "bulk")  # in the order of their imports
+_BULK = ("files", "wire", "session", "parts", "flush", "intake", "bulk")  # in the order of their imports
 
 
 @cache

@@ -2,10 +2,12 @@
 
     python scripts/bench_transfer.py                    small sizes, profiles lan and A: a few minutes
     python scripts/bench_transfer.py --full             the sizes of docs/benchmarks.md, all profiles: about two hours
-    python scripts/bench_transfer.py --profile B --work large small --peer rsync --mb 256
+    python scripts/bench_transfer.py --profile B --work large small --peer rsync --mb 256 --rows rows.jsonl
+    python scripts/bench_transfer.py --show rows.jsonl  the table of what several calls measured
 
 Needs root (tests/wan/lab.py). Peers that are not installed are named and left out. One row is one cold start to
 the end of the process, connections included; we verify every byte, the peers don't. The table goes to stdout.
+With --on DIR the files lie on the disk of that folder, and the time of its syncs is in the figures.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ import os
 import platform
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent)]
@@ -31,6 +34,11 @@ from wan import lab as wan  # noqa: E402
 
 WORK = ("large", "small", "folder", "unchanged", "changed", "half")
 OUTPUT = "artifacts/bench"
+_INSTALLED = {
+    k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"
+}  # as after an install: compiled once
+MOST_S = 120  # longer ones are ended and shown as such
+TCP_SHARE = 1448 / 1514  # of a full packet is payload: what no program can pass
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,7 @@ class Row:
     cpu_pod_s: float
     peak_here_mb: float = 0
     note: str = ""
+    mb: int = 0  # of the large file
 
 
 # --- data ----------------------------------------------------------------------
@@ -111,14 +120,16 @@ def ours(spec: dict[str, str]) -> dict[str, float]:
     there = PurePosixPath(spec["there"])
     with (
         transfer.Channels.ahead(where, there) as channels,
-        ssh.connect(where) as connection,
+        ssh.connect(where, measured=channels.expect) as connection,
         Agent(connection, there) as agent,
     ):
         known = digests.Digests(str(here))
         if spec["way"] == "up":
             paths = [p.relative_to(here).as_posix() for p in sorted((here / OUTPUT).iterdir())]
+            began_ns = time.time_ns()
             items = [transfer.item(here, p, known=known, hashed=False) for p in paths]
-            transfer.send(agent, items, stop_at, channels=channels)
+            sent = transfer.send(agent, items, stop_at, channels=channels)
+            transfer.remember_sent(here, known, sent, began_ns)
         else:
             found, _, _ = transfer.listing(agent, [OUTPUT], [])
             difference = transfer.compare(agent, here, found, known)
@@ -126,7 +137,7 @@ def ours(spec: dict[str, str]) -> dict[str, float]:
             incoming, arrived = here / ".remote-run" / "incoming", []
             folders: set[str] = set()
             for one in transfer.fetch(
-                agent, difference.wanted, incoming, limits, stop_at, here=here, channels=channels
+                agent, difference.wanted, incoming, limits, stop_at, here=here, facts=found, channels=channels
             ):
                 transfer.place(here, one, folders=folders)
                 arrived.append(one)
@@ -142,13 +153,16 @@ def cpu_of(pid: int) -> float:
 
 
 def measure(lab: wan.Lab, argv: list[str], stdin: str | None = None) -> tuple[float, float, float, str, int]:
-    """Run one command on the controller: seconds, its processor time, the pod's, its output, its code."""
+    """Run one command on the controller: seconds, its processor time, the pod's, its output, its code.
+
+    One that takes longer than MOST_S is ended, with code 124.
+    """
     sshd = int((lab.folder / "sshd.pid").read_text())
     pod, own = cpu_of(sshd), os.times()
     began = time.monotonic()
     done = subprocess.run(
-        lab.on("ctl", *argv), input=stdin, capture_output=True, text=True, timeout=900, check=False,
-        env={**os.environ, "HOME": str(lab.folder)},
+        ["timeout", str(MOST_S), *lab.on("ctl", *argv)], input=stdin, capture_output=True, text=True, check=False,
+        env={**_INSTALLED, "HOME": str(lab.folder)},
     )  # fmt: skip
     seconds, now = time.monotonic() - began, os.times()
     time.sleep(0.3)  # sshd takes a moment to see that its child has ended
@@ -182,6 +196,7 @@ def rows(lab: wan.Lab, work: str, way: str, mb: int, peers: list[str]) -> Iterat
             case.there.mkdir()
             source, target = (case.there, case.here) if way == "down" else (case.here, case.there)
             moved = make(source / OUTPUT, work, mb)
+            _has_the_program(case.there)
             run = _us(lab, case) if tool == "remote-run" else PEERS[tool](case)
             if run is None:
                 continue
@@ -196,11 +211,20 @@ def rows(lab: wan.Lab, work: str, way: str, mb: int, peers: list[str]) -> Iterat
                 moved //= 2
                 _break_off(lab, case, tool, source, target, moved)
             seconds, cpu, pod, said, code = run()
-            note = "" if code == 0 else f"failed ({code}): {said.strip()[-200:]}"
+            note = "" if code == 0 else "ended" if code == 124 else f"failed ({code}): {said.strip()[-200:]}"
             peak = json.loads(said)["peak_mb"] if tool == "remote-run" and not code else 0
             if not note and _differ(source / OUTPUT, target / OUTPUT):
                 note = "WRONG BYTES"
-            yield Row(lab.profile.name, work, way, tool, seconds, moved, cpu, pod, peak, note)
+            yield Row(lab.profile.name, work, way, tool, seconds, moved, cpu, pod, peak, note, mb)
+
+
+def _has_the_program(root: Path) -> None:
+    """As any pod has it where a run was started: the first command to a new one sends it, 150 kB."""
+    from remote_runner import zipapp
+
+    app = zipapp.build()
+    (root / ".remote-run").mkdir()
+    (root / ".remote-run" / app.name).write_bytes(app.content)
 
 
 def _us(lab: wan.Lab, case: Case, stop_at: int = 0) -> Callable[[], tuple[float, float, float, str, int]]:
@@ -229,10 +253,12 @@ def table(found: list[Row]) -> Iterator[str]:
     yield "| link | work | way | tool | s | share of the link | CPU here, s | CPU pod, s | against the best peer | |"
     yield "|---|---|---|---|---:|---:|---:|---:|---:|---|"
     for row in found:
-        same = [r for r in found if (r.profile, r.work, r.way) == (row.profile, row.work, row.way) and not r.note]
+        key = (row.profile, row.work, row.way, row.mb)
+        same = [r for r in found if (r.profile, r.work, r.way, r.mb) == key and not r.note]
         best = min((r.seconds for r in same if r.tool != "remote-run"), default=0)
         rate = wan.PROFILES[row.profile].mbit_s
-        share = f"{row.moved_bytes * 8 / 1e6 / row.seconds / rate:.0%}" if rate and row.moved_bytes else "-"
+        least_s = row.moved_bytes * 8 / 1e6 / (rate * TCP_SHARE) if rate else 0
+        share = f"{least_s / row.seconds:.0%}" if least_s else "-"
         against = f"{best / row.seconds:.2f} x" if row.tool == "remote-run" and best else ""
         note = row.note or (f"peak {row.peak_here_mb:.0f} MB" if row.peak_here_mb else "")
         yield (
@@ -243,14 +269,18 @@ def table(found: list[Row]) -> Iterator[str]:
 
 def _one_link(profile: wan.Profile, args: argparse.Namespace, found: list[Row]) -> None:
     """All rows of one profile, appended as they are measured."""
+    profile = replace(profile, congestion=args.congestion)
     with (
-        tempfile.TemporaryDirectory(prefix="wan-", dir="/dev/shm") as folder,
+        tempfile.TemporaryDirectory(prefix="wan-", dir=args.on) as folder,
         wan.running(profile, folder=Path(folder)) as lab,
     ):
         for work in args.work:
             for way in args.way:
                 for row in rows(lab, work, way, args.mb or (1024 if args.full else 128), args.peer):
                     found.append(row)
+                    if args.rows:
+                        with args.rows.open("a") as f:
+                            f.write(json.dumps(asdict(row)) + "\n")
                     said = f"{row.profile} {row.work} {row.way} {row.tool}: {row.seconds:.2f} s {row.note}"
                     print(said, file=sys.stderr, flush=True)
 
@@ -263,14 +293,22 @@ def main() -> int:
     parser.add_argument("--way", nargs="*", choices=("down", "up"), default=("down", "up"))
     parser.add_argument("--peer", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--mb", type=int, help="size of the large file; two files of the folder have 2/5 of it each")
+    parser.add_argument("--on", type=Path, default=Path("/dev/shm"), metavar="DIR", help="where the files lie")
+    parser.add_argument("--congestion", default="", help="TCP's control of both hosts: cubic; else this machine's own")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="append what is measured, one object a line")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of such a file, and nothing more")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         print(json.dumps(ours(json.loads(args.one))))
         return 0
+    if args.show:
+        print("\n".join(table([Row(**json.loads(line)) for line in args.show.read_text().splitlines()])))
+        return 0
     if why := wan.missing():
         print(f"no emulated link here: {why}", file=sys.stderr)
         return 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the link and its hosts are taken down all the same
     found: list[Row] = []
     try:
         for name in args.profile or (list(wan.PROFILES) if args.full else ["lan", "A"]):

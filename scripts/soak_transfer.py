@@ -1,7 +1,7 @@
 """Strike transfers over a long link at random moments, many times, and show that none ends wrong.
 
     python scripts/soak_transfer.py                  10 moments for each direction, short cuts: some minutes
-    python scripts/soak_transfer.py --moments 200    what the project promises: hours
+    python scripts/soak_transfer.py --moments 200    what the project promises: hours; --minutes 4 takes as many as fit
 
 Each round sends or fetches a run over profile B, one strike comes when a random share of it has moved: the link is
 cut for 1, 10 or 90 s, sshd's sessions or the program on the pod are killed, the controller is killed, the disk of the
@@ -73,6 +73,7 @@ class Round:
         self.source, self.target = (self.there, self.here) if way == "down" else (self.here, self.there)
         peers.fill(self.source / peers.OUTPUT, large_mb=mb)
         self.moved = 0
+        self.movers: list[subprocess.Popen[str]] = []
 
     def start(self, **more: object) -> subprocess.Popen[str]:
         spec = {
@@ -85,6 +86,7 @@ class Round:
             self.lab.on("ctl", *argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
         )
         threading.Thread(target=self._count, args=(mover,), daemon=True).start()
+        self.movers.append(mover)
         return mover
 
     def _count(self, mover: subprocess.Popen[str]) -> None:
@@ -124,6 +126,8 @@ class Round:
                 return f"the second call ended with {code}: {mover.stderr.read()[-2000:] if mover.stderr else ''}"
             return self.wrong(all_of_it=True)
         finally:
+            for mover in self.movers:
+                mover.kill()  # one that has ended is left alone
             for disk in self.disks.values():
                 disk.grow()
             shutil.rmtree(self.here)
@@ -146,6 +150,7 @@ class Round:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=10, help="for each direction")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further moment after these")
     parser.add_argument("--strike", nargs="*", choices=STRIKES)
     parser.add_argument("--mb", type=int, default=48)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
@@ -153,6 +158,7 @@ def main() -> int:
     if why := wan.missing():
         print(f"no emulated link here: {why}", file=sys.stderr)
         return 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the link and its hosts are taken down all the same
     strikes = args.strike or [s for s in STRIKES if args.moments >= 50 or s != "cut 90"]
     chance, done, faults = random.Random(args.seed), Counter[str](), 0
     print(f"seed {args.seed}", flush=True)
@@ -161,14 +167,17 @@ def main() -> int:
         for disk in disks.values():
             stack.callback(disk.close)
         lab = stack.enter_context(wan.running(wan.PROFILES["B"]))
+        give_up = time.monotonic() + 60 * args.minutes
         for number in range(args.moments):
+            if time.monotonic() > give_up:
+                break
             for way in ("down", "up"):
                 strike, at = strikes[number % len(strikes)], chance.random()
                 fault = Round(lab, disks, f"{number}{way}", way, args.mb).run(strike, at)
                 done[f"{strike}, {way}"] += 1
                 faults += bool(fault)
                 print(f"{number + 1}/{args.moments} {way} {strike} at {at:.2f}: {fault or 'well'}", flush=True)
-    print(f"{sum(done.values())} strikes, {faults} wrong: {dict(done)}")
+    print(f"seed {args.seed}: {sum(done.values())} strikes, {faults} wrong: {dict(done)}")
     return 1 if faults else 0
 
 

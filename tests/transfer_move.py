@@ -20,7 +20,8 @@ from remote_runner.hostkeys import Policy
 from remote_runner.ssh import Endpoint, LinkLost
 from remote_runner.transfer import State
 
-FLIP = "\n\ndef flip(block):\n    return block[:-1] + bytes([block[-1] ^ 1])\n"
+FLIP = "\n\ndef flip(block):\n    return bytes(block[:-1]) + bytes([block[-1] ^ 1])\n"
+FLIPPED_OUT = "sent = os.write(self._out, flip(os.pread(fd, min(length, 65536), offset)))"
 
 
 def tell(state: State) -> None:
@@ -32,12 +33,14 @@ def hostile(program: bytes, way: str) -> bytes:
     import zlib
 
     sources = json.loads(zlib.decompress(program))
-    name, text = sources[-1]
-    sent = "session.wire.send(*wire.chunk(block,", "session.wire.send(*wire.chunk(flip(block),"
-    written = "at = parts.write(fd, block, at)", "at = parts.write(fd, flip(block), at)"
-    old, new = sent if way == "down" else written
-    assert text.count(old) == 1
-    sources[-1] = [name, text.replace(old, new).replace("\n\n\ndef versions", FLIP + "\n\ndef versions")]
+    old, new, name = {
+        "down": ("sent = os.sendfile(self._out, fd, offset, length)", FLIPPED_OUT, "remote_runner.pod.wire"),
+        "up": ("at = parts.write(fd, block, at)", "at = parts.write(fd, flip(block), at)", "remote_runner.pod.intake"),
+    }[way]
+    for source in sources:
+        if source[0] == name:
+            assert source[1].count(old) == 1
+            source[1] = source[1].replace(old, new) + FLIP
     return zlib.compress(json.dumps(sources).encode())
 
 

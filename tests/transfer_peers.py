@@ -97,7 +97,12 @@ class Peer:
             for header, payload in self._answers(message[0]):
                 self._said += wire.encode(header, payload)
 
-    def read(self, timeout_s: float) -> bytes:
+    def write_file(self, fd: int, offset: int, length: int) -> int:
+        block = os.pread(fd, length, offset)
+        self.write(block)
+        return len(block)
+
+    def read(self, timeout_s: float, certain: int = 0) -> bytes:
         assert timeout_s > 0
         data = bytes(self._said)
         self._said.clear()

@@ -40,7 +40,9 @@ def _access(target: str, name: str | None, given: dict[str, Any]) -> tuple[Acces
 
 
 @contextlib.contextmanager
-def found_run(target: str, name: str | None, given: dict[str, Any]) -> Iterator[tuple[Known, Agent, str]]:
+def found_run(
+    target: str, name: str | None, given: dict[str, Any], measured: Callable[[float], None] = lambda _: None
+) -> Iterator[tuple[Known, Agent, str]]:
     """The run on the pod, over a connection that is closed at the end, and how to type where it is."""
     from remote_runner import runs, whereabouts
     from remote_runner.errors import OutOfContact, PreflightFailed
@@ -48,7 +50,7 @@ def found_run(target: str, name: str | None, given: dict[str, Any]) -> Iterator[
 
     access, name = _access(target, name, given)
     try:
-        known, agent = runs.find(access, Path.cwd(), name, given["remote_dir"])
+        known, agent = runs.find(access, Path.cwd(), name, given["remote_dir"], measured)
     except PreflightFailed as e:
         if not e.passing:
             raise
@@ -227,17 +229,20 @@ def download(target: str, name: str | None, **given: Any) -> int:
     With --from and --to, any folder of a pod, of a job that was not started with this tool.
     """
     from remote_runner import download as step
-    from remote_runner import record, settings
+    from remote_runner import record, runs, settings
 
     if given["from_path"] or given["to"]:
         return _download_elsewhere(target, given)
-    with found_run(target, name, given) as (known, agent, _where):
+    access, remembered = _access(target, name, given)
+    channels = runs.ahead(access, Path.cwd(), remembered)
+    measured = channels.expect if channels else lambda _: None
+    with channels or contextlib.nullcontext(), found_run(target, name, given, measured) as (known, agent, _where):
         say = lambda text: print(text, file=sys.stderr)  # noqa: E731
         with record.only_controller(known.root, known.name):
             here = record.load(known.root, known.name)
             keep = given["keep"] or (settings.load(known.root, known.name).download.keep if here else "")
             price = record.price_usd_h(here)
-            home = step.bring_home(agent, known.root, known.name, known.outputs, say, keep, _asker(), price)
+            home = step.bring_home(agent, known.root, known.name, known.outputs, say, keep, _asker(), price, channels)
     click.echo(
         f"{len(home.manifest)} files verified, {home.fetched} of them fetched ({home.fetched_bytes / 1e6:.2f} MB)"
     )

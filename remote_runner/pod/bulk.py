@@ -1,12 +1,13 @@
-"""Bytes of files, in the four shapes in which they travel; the program of a data connection.
+"""The program of a data connection, and how bytes of files leave the pod over it.
 
-    range   a piece of a large file, out          write   a piece of a large file, in, to a part (parts.py)
-    pack    many small files, out                 puts    many small files, in, each under its name at once
+    range    a piece of a large file            prefix   digests of a large file's beginning, as far as it was sent
+    pack     many small files                   versions what stands at some paths
 
-Every piece is hashed while it streams. A request names the version that it wants (size, mtime, inode); another
-one is refused, before and after, so that two versions of a file are never mixed.
+A request names the version that it wants (size, mtime, inode); another one is refused, before and after, so that
+two versions of a file are never mixed. A large file is hashed once, in order, by whoever answers `prefix`; a
+small one while it is sent.
 
-Not here: which files there are (fileops.py), how a path is opened and replaced (files.py).
+Not here: bytes that come in (intake.py), which files there are (fileops.py), how a path is opened (files.py).
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import fcntl
 import hashlib
 import os
 import time
-from typing import Any, Callable, Dict, List, Set
+from typing import Any, Dict, List, Tuple
 
-from remote_runner.pod import files, parts, wire
-from remote_runner.pod.session import SILENCE_S, Operations, Refusal, Session, fault, greet, loop
+from remote_runner.pod import files, intake, wire
+from remote_runner.pod.session import Operations, Refusal, Session, greet, loop
 
 OPEN_FILES = 4  # kept open between ranges: a file that is rotated away can still be read to its end
 PACKED_BYTES = 4 << 20  # the largest file of a pack
+STEP_BYTES = 4 << 20  # a prefix is told of at each multiple of this, so that damage is found where it is
 TRIES = 4
 SETTLED_NS = 2_000_000_000
 
@@ -41,39 +43,89 @@ def ranged(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
     fd = _opened(session, ask)
     opened_ns = time.time_ns()
     before = os.fstat(fd)
-    offset, left = int(ask["offset"]), int(ask["length"])
-    if offset < 0 or left < 0 or offset + left > before.st_size:
+    offset, length = int(ask["offset"]), int(ask["length"])
+    if offset < 0 or length < 0 or offset + length > before.st_size:
         raise Refusal("changed", **files.facts(before))
-    found, whole = hashlib.sha256(), hashlib.sha256() if ask.get("whole") else None
-    at = 0
-    while whole is not None and at < offset:
-        block = os.pread(fd, min(files.BLOCK_BYTES, offset - at), at)
+    found = hashlib.sha256() if ask.get("whole") else None
+    if found is not None and not _update(session, found, fd, 0, offset):
+        raise Refusal("changed", **files.facts(before))
+    if found is None and not ask.get("squeeze"):
+        whole = all(_plain(session, fd, at, offset + length) for at in range(offset, offset + length, PACKED_BYTES))
+    else:
+        whole = _chunks(session, fd, offset, length, bool(ask.get("squeeze")), found)
+    _same(fd, before, whole, bool(ask.get("grows")))
+    answer = {"settled": _settled(before, opened_ns), **files.facts(before)}
+    if found is not None:
+        answer["whole"] = found.hexdigest()
+    return answer
+
+
+def _plain(session: Session, fd: int, at: int, end: int) -> bool:
+    return session.wire.send_file({"data": True}, fd, at, min(PACKED_BYTES, end - at))
+
+
+def _chunks(session: Session, fd: int, offset: int, length: int, squeeze: bool, found: Any) -> bool:
+    while length:
+        block = os.pread(fd, min(length, wire.CHUNK_BYTES), offset)
         if not block:
-            raise Refusal("changed", **files.facts(before))
-        whole.update(block)
+            return False
+        if found is not None:
+            found.update(block)
+        session.wire.send(*wire.chunk(block, squeeze))
+        offset, length = offset + len(block), length - len(block)
+    return True
+
+
+def _update(session: Session, found: Any, fd: int, at: int, end: int) -> bool:
+    """Take a piece of a file into a digest; whether there was all of it."""
+    while at < end:
+        block = os.pread(fd, min(files.BLOCK_BYTES, end - at), at)
+        if not block:
+            return False
+        found.update(block)
         at += len(block)
         session.busy()
-    while left:
-        block = os.pread(fd, min(left, wire.CHUNK_BYTES), offset)
-        if not block:
-            break
-        found.update(block)
-        if whole is not None:
-            whole.update(block)
-        session.wire.send(*wire.chunk(block, bool(ask.get("squeeze"))))
-        offset, left = offset + len(block), left - len(block)
+    return True
+
+
+def _same(fd: int, before: os.stat_result, whole: bool, grows: bool) -> None:
     after = os.fstat(fd)
-    if left or (version(after) != version(before) and not (ask.get("grows") and after.st_size >= before.st_size)):
+    if not whole or (version(after) != version(before) and not (grows and after.st_size >= before.st_size)):
         raise Refusal("changed", **files.facts(after))
-    answer = {"sha256": found.hexdigest(), "settled": _settled(before, opened_ns), **files.facts(before)}
-    if whole is not None:
-        answer["whole"] = whole.hexdigest()
-    return answer
 
 
 def _settled(info: os.stat_result, opened_ns: int) -> bool:
     """Whether a later change must show in the file's times: not within a clock tick of the last one."""
     return opened_ns - info.st_mtime_ns > SETTLED_NS and opened_ns - info.st_ctime_ns > SETTLED_NS
+
+
+def prefix(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
+    """Digests of a version's bytes from 0 on; those up to `begin` were told, and are seldom taken again.
+
+    Returns:
+        `marks`: [[end, sha256 of the bytes before it]], at each multiple of STEP_BYTES and at `upto`.
+    """
+    fd = _opened(session, ask)
+    begun: Dict[Any, Tuple[Any, int]] = session.state.setdefault("prefixes", {})
+    key = (ask["path"], *ask["version"])
+    while len(begun) > OPEN_FILES:
+        del begun[next(iter(begun))]
+    found, at = begun.pop(key, (hashlib.sha256(), 0))
+    begin, upto, marks = int(ask["begin"]), int(ask["upto"]), []
+    if at != begin:
+        found, at = hashlib.sha256(), 0
+    before = os.fstat(fd)
+    while at < upto:
+        end = min(upto, at - at % STEP_BYTES + STEP_BYTES)
+        if not _update(session, found, fd, at, end):
+            raise Refusal("changed", **files.facts(before))
+        at = end
+        if at > begin:
+            marks.append([at, found.hexdigest()])
+    _same(fd, before, True, bool(ask.get("grows")))
+    if at < int(ask["version"][0]):
+        begun[key] = found, at
+    return {"marks": marks}
 
 
 def versions(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
@@ -124,40 +176,42 @@ def pack(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
     that can't be read; EFBIG marks one that has outgrown a pack, or what is left of the `most` bytes of this one.
     """
     rows: List[List[Any]] = []
-    waiting = bytearray()
-    left = int(ask["most"])
-    for path in ask["paths"]:
-        try:
-            data, row = _whole(session.root, path, min(left, PACKED_BYTES))
-            left -= len(data)
-        except OSError as e:
-            rows.append([e.errno or errno.EIO])
-            continue
-        rows.append(row)
-        waiting += data
-        while len(waiting) >= wire.CHUNK_BYTES:
-            session.wire.send(*wire.chunk(bytes(waiting[: wire.CHUNK_BYTES]), bool(ask.get("squeeze"))))
-            del waiting[: wire.CHUNK_BYTES]
-    if waiting:
-        session.wire.send(*wire.chunk(bytes(waiting), bool(ask.get("squeeze"))))
+    waiting: List[bytes] = []
+    held, left, squeeze = 0, int(ask["most"]), bool(ask.get("squeeze"))
+    with files.Folders(session.root) as folders:
+        for path in ask["paths"]:
+            try:
+                data, row = _whole(folders, path, min(left, PACKED_BYTES))
+            except OSError as e:
+                rows.append([e.errno or errno.EIO])
+                continue
+            rows.append(row)
+            waiting.append(data)
+            left, held = left - len(data), held + len(data)
+            if held >= wire.CHUNK_BYTES:
+                _send_all(session, waiting, squeeze)
+                held = 0
+    _send_all(session, waiting, squeeze)
     return {"rows": rows}
 
 
-def _whole(root: str, path: str, most: int) -> Any:
+def _send_all(session: Session, waiting: List[bytes], squeeze: bool) -> None:
+    data = b"".join(waiting)
+    waiting.clear()
+    for at in range(0, len(data), wire.MAX_PAYLOAD_BYTES):
+        session.wire.send(*wire.chunk(data[at : at + wire.MAX_PAYLOAD_BYTES], squeeze))
+
+
+def _whole(folders: files.Folders, path: str, most: int) -> Tuple[bytes, List[Any]]:
     """A small file's bytes in one consistent reading, as far as one can be had."""
-    fd = files.open_read(root, path)
+    fd = folders.open_read(path)
     try:
         for attempt in range(TRIES):
             opened_ns = time.time_ns()
             info = os.fstat(fd)
             if info.st_size > most:
                 raise OSError(errno.EFBIG, "too large for a pack", path)
-            data = b""
-            while len(data) < info.st_size:
-                block = os.pread(fd, info.st_size - len(data), len(data))
-                if not block:
-                    break
-                data += block
+            data = _read(fd, info.st_size)
             still = version(os.fstat(fd)) == version(info)
             if still or attempt == TRIES - 1:
                 break
@@ -169,121 +223,24 @@ def _whole(root: str, path: str, most: int) -> Any:
         os.close(fd)
 
 
-class _Inlet:
-    """The bytes of a request that carries some: read to its end, whatever happens, or the next would be misread."""
-
-    def __init__(self, session: Session, left: int) -> None:
-        self._session, self._left, self._buffer = session, left, bytearray()
-
-    def read(self, most: int) -> bytes:
-        while not self._buffer:
-            message = self._session.wire.receive(SILENCE_S)
-            if message is None:
-                raise EOFError("the controller went silent in the middle of a file")
-            data = wire.unpack(message)
-            if not data or len(data) > self._left:
-                raise EOFError("more or less than was announced")
-            self._left -= len(data)
-            if len(data) <= most:
-                return data
-            self._buffer += data
-        taken = bytes(self._buffer[:most])
-        del self._buffer[:most]
-        return taken
-
-    def copy(self, size: int, sink: Callable[[bytes], None]) -> None:
-        """Hand `size` bytes on; what the sink refuses is still read."""
-        failed = None
-        while size:
-            block = self.read(min(size, wire.CHUNK_BYTES))
-            size -= len(block)
-            try:
-                if failed is None:
-                    sink(block)
-            except OSError as e:
-                failed = e
-        if failed is not None:
-            raise failed
+def _read(fd: int, size: int) -> bytes:
+    data = os.pread(fd, size, 0)
+    while len(data) < size:
+        block = os.pread(fd, size - len(data), len(data))
+        if not block:
+            break
+        data += block
+    return data
 
 
-def puts(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Receive small files; each gets its name only when its digest is the announced one.
-
-    Each row of the answer is [0, size, mtime_ns, ctime_ns, inode], or [errno, what is wrong].
-    """
-    inlet = _Inlet(session, sum(f["size"] for f in ask["files"]))
-    rows: List[List[Any]] = []
-    folders: Set[str] = set()
-    for one in ask["files"]:
-        try:
-            rows.append([0, *_put(session.root, one, ask["durable"], inlet)])
-            folders.add(os.path.dirname(one["path"]))
-        except OSError as e:
-            rows.append([e.errno or errno.EIO, fault(e, one)["detail"]])
-        except (Refusal, ValueError) as e:
-            rows.append([errno.EBADMSG, str(e)])
-    for folder in sorted(folders) if ask["durable"] else ():
-        files.sync_folder(session.root, folder)
-    return {"rows": rows}
-
-
-def _put(root: str, one: Dict[str, Any], durable: bool, inlet: _Inlet) -> List[int]:
-    left, found = int(one["size"]), hashlib.sha256()
-    info: List[os.stat_result] = []
-
-    def fill(fd: int) -> None:
-        nonlocal left
-
-        def sink(block: bytes) -> None:
-            found.update(block)
-            files.write_all(fd, block)
-
-        size, left = left, 0
-        inlet.copy(size, sink)
-        os.utime(fd, ns=(one["mtime_ns"], one["mtime_ns"]))
-        if found.hexdigest() != one["sha256"]:
-            raise Refusal(f"{one['path']}: arrived as {found.hexdigest()}, sent as {one['sha256']}")
-        info.append(os.fstat(fd))
-
-    try:
-        files.replace(root, one["path"], fill, one["mode"], durable=durable, sync_folder=False)
-    except BaseException:
-        inlet.copy(left, lambda _: None)
-        raise
-    now = files.stat(root, one["path"])
-    if now.st_ino != info[0].st_ino:
-        raise OSError(errno.EAGAIN, "replaced by somebody else", one["path"])
-    return [now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
-
-
-def write(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Receive a piece of a part; it counts when its digest, which comes last, is the announced one."""
-    offset, length = int(ask["offset"]), int(ask["length"])
-    inlet, found, at = _Inlet(session, length), hashlib.sha256(), offset
-
-    def sink(block: bytes) -> None:
-        nonlocal at
-        found.update(block)
-        at = parts.write(fd, block, at)
-
-    fd = parts.opened(session, ask["id"])
-    failed = None
-    try:
-        inlet.copy(length, sink)
-    except OSError as e:
-        failed = e
-    last = session.wire.receive(SILENCE_S)
-    if last is None:
-        raise EOFError("the controller went silent in the middle of a file")
-    if failed is not None:
-        raise failed
-    if last[0].get("sha256") != found.hexdigest():
-        raise Refusal("digest", detail=f"a range arrived as {found.hexdigest()}, sent as {last[0].get('sha256')}")
-    parts.note(session, ask["id"], offset, length, found.hexdigest())
-    return {}
-
-
-OPERATIONS: Operations = {"versions": versions, "range": ranged, "pack": pack, "puts": puts, "write": write}
+OPERATIONS: Operations = {
+    "versions": versions,
+    "range": ranged,
+    "prefix": prefix,
+    "pack": pack,
+    "puts": intake.puts,
+    "write": intake.write,
+}
 _F_SETPIPE_SZ = 1031
 
 

@@ -43,8 +43,12 @@ class Digests:
 
     def get(self, path: str, info: os.stat_result) -> Optional[str]:
         """The digest of a file that has not changed since it was taken."""
+        return self.recall(path, stamp_of(info), time.time_ns())
+
+    def recall(self, path: str, stamp: Stamp, now_ns: int) -> Optional[str]:
+        """The same for a file that was seen with this stamp, now."""
         entry = self._known.get(path)
-        if entry is None or tuple(entry[:4]) != stamp_of(info) or not _settled(info, time.time_ns()):
+        if entry is None or tuple(entry[:4]) != stamp or now_ns - max(stamp[1], stamp[2]) <= SETTLED_NS:
             return None
         return str(entry[4])
 
@@ -102,15 +106,10 @@ class Digests:
                 files.replace(self._root, layout.DIGESTS, self._write, durable=False)
 
     def _write(self, fd: int) -> None:
-        """One entry a line, some thousand at a time: the memory of 100,000 files is no reason to need much."""
-        before = "{"
+        """Some thousand entries at a time: the memory of 100,000 files is no reason to need much."""
+        before = b"{"
         entries = iter(self._known.items())
-        while some := list(itertools.islice(entries, 2000)):
-            lines = ",\n".join(f"{json.dumps(path)}:{json.dumps(entry)}" for path, entry in some)
-            files.write_all(fd, f"{before}\n{lines}".encode())
-            before = ","
-        files.write_all(fd, b"{}\n" if before == "{" else b"\n}\n")
-
-
-def _settled(info: os.stat_result, now_ns: int) -> bool:
-    return now_ns - max(info.st_mtime_ns, info.st_ctime_ns) > SETTLED_NS
+        while some := dict(itertools.islice(entries, 2000)):
+            files.write_all(fd, before + json.dumps(some, separators=(",", ":"))[1:-1].encode())
+            before = b",\n"
+        files.write_all(fd, b"{}\n" if before == b"{" else b"}\n")

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import stat
+import time
 from typing import Any, Dict, List, Optional
 
 from remote_runner.checkpoint import header
@@ -36,6 +37,7 @@ def scan(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
 
     Rows are ["f", path, size, mtime_ns, ctime_ns, inode, mode, sha256 or ""], ["d", path] and ["o", path].
     """
+    now_ns = time.time_ns()  # before any is looked at: what changes meanwhile is not old enough
     found = layout.listing(session.root, ask["outputs"], ask["names"])
     known = memory(session)
     rows: List[List[Any]] = []
@@ -47,10 +49,8 @@ def scan(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
             del rows[:PAGE_ROWS]
 
     for one in found.pop("files"):
-        sha256 = ""
-        with contextlib.suppress(OSError):
-            sha256 = known.get(one["path"], files.stat(session.root, one["path"])) or ""
-        rows.append(["f", *(one[k] for k in ("path", "size", "mtime_ns", "ctime_ns", "ino", "mode")), sha256])
+        path, stamp = one["path"], (one["size"], one["mtime_ns"], one["ctime_ns"], one["ino"])
+        rows.append(["f", path, *stamp, one["mode"], known.recall(path, stamp, now_ns) or ""])
         page(PAGE_ROWS)
     rows += [["d", path] for path in found["folders"]]
     rows += [["o", path] for path in found["others"]]

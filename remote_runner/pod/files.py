@@ -15,7 +15,7 @@ import json
 import os
 import stat as modes
 import threading
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 BLOCK_BYTES = 1 << 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -37,7 +37,7 @@ def parts(path: str) -> List[str]:
     except UnicodeEncodeError:
         raise BadPath(f"name is not UTF-8: {path!a}") from None
     pieces = path.split("/")
-    if any(p in ("", ".", "..") or "\0" in p for p in pieces):
+    if "" in pieces or "." in pieces or ".." in pieces or "\0" in path:
         raise BadPath(f"not a plain relative path: {path!r}")
     return pieces
 
@@ -70,10 +70,14 @@ def open_read(root: str, path: str) -> int:
     pieces = parts(path)
     folder = _parent(root, pieces)
     try:
-        # O_NONBLOCK: opening a FIFO must not wait for a writer that never comes
-        fd = os.open(pieces[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        return _open_read(folder, pieces[-1], path)
     finally:
         os.close(folder)
+
+
+def _open_read(folder: int, name: str, path: str) -> int:
+    # O_NONBLOCK: opening a FIFO must not wait for a writer that never comes
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     if not modes.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(f"not a regular file: {path}")
@@ -93,6 +97,47 @@ def open_write(root: str, path: str, create: bool = True, append: bool = False) 
         return os.open(pieces[-1], flags, 0o600, dir_fd=folder)
     finally:
         os.close(folder)
+
+
+class Folders:
+    """The folders below a root that many paths share: each is walked to once, no link followed, and kept open.
+
+    Args:
+        create: whether missing ones are made.
+        most: how many are open at once; beyond, the one opened first is closed.
+    """
+
+    def __init__(self, root: str, create: bool = False, most: int = 512) -> None:
+        self._root, self._create, self._most = root, create, most
+        self._open: Dict[str, int] = {}
+
+    def __enter__(self) -> "Folders":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+
+    def of(self, path: str) -> Tuple[int, str]:
+        """A descriptor of the folder that holds what the path names, and the name there.
+
+        Raises:
+            BadPath: see `parts`.
+            OSError: missing and not to be made, or a link or a file stands on the way.
+        """
+        folder, _, name = path.rpartition("/")
+        fd = self._open.get(folder)
+        if fd is None or name in ("", ".", "..") or "\0" in name:
+            fd = _parent(self._root, parts(path), self._create)
+            while len(self._open) >= self._most:
+                os.close(self._open.pop(next(iter(self._open))))
+            self._open[folder] = fd
+        return fd, name
+
+    def open_read(self, path: str) -> int:
+        """As `open_read`."""
+        return _open_read(*self.of(path), path)
 
 
 def stat(root: str, path: str) -> os.stat_result:
@@ -283,7 +328,7 @@ def unlink(root: str, path: str) -> None:
             os.close(folder)
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: Union[bytes, memoryview]) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

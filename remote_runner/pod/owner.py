@@ -13,8 +13,6 @@ import contextlib
 import json
 import os
 import re
-import urllib.error
-import urllib.request
 from typing import Any, Dict, NamedTuple, Optional
 
 API_S = 30.0
@@ -54,6 +52,9 @@ class Owner(NamedTuple):
             raise Refused(f"Vast says: {answer}")
 
     def _ask(self, method: str, url: str, body: Dict[str, Any]) -> Dict[str, Any]:
+        import urllib.error  # here: loading it is a quarter of every program's start on the pod
+        import urllib.request
+
         request = urllib.request.Request(  # noqa: S310 - the two addresses above, or a test's
             url,
             data=json.dumps(body).encode(),

@@ -1,13 +1,13 @@
 """Large files on their way in: a part, and a journal of the ranges that are proven.
 
     .remote-run/incoming/<id>.part     the file's size, with holes
-    .remote-run/incoming/<id>.ranges   one line a range: [offset, length, sha256], appended when it is written
+    .remote-run/incoming/<id>.ranges   one line a range: [offset, length], appended when it is written
 
 The id names the content's origin (path, size, times), so that a later transfer of the same file, from another
 process too, finds both and sends the rest. The digest of the whole, taken from the part itself, decides; then it
 gets its name in one rename.
 
-Not here: how a range arrives (bulk.py).
+Not here: how a range arrives (intake.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import json
 import os
 import re
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Union
 
 from remote_runner.pod import files
 from remote_runner.pod.session import Refusal, Session
@@ -65,7 +65,7 @@ def begin(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
             ranges = _seed(session, fd, ident, ask["seed"], size)
     finally:
         os.close(fd)
-    return {"ranges": [r[:2] for r in ranges]}
+    return {"ranges": ranges}
 
 
 def _seed(session: Session, fd: int, ident: str, path: str, size: int) -> List[List[Any]]:
@@ -73,18 +73,17 @@ def _seed(session: Session, fd: int, ident: str, path: str, size: int) -> List[L
     with contextlib.suppress(OSError):
         source = files.open_read(session.root, path)
         try:
-            at, found = 0, hashlib.sha256()
+            at = 0
             while at < size:
                 block = os.pread(source, min(files.BLOCK_BYTES, size - at), at)
                 if not block:
                     break
-                found.update(block)
                 at = write(fd, block, at)
                 session.busy()
         finally:
             os.close(source)
         if at:
-            note(session, ident, 0, at, found.hexdigest())
+            note(session, ident, 0, at)
             return [[0, at]]
     return []
 
@@ -100,13 +99,13 @@ def _journal(root: str, ident: str, size: int) -> List[List[Any]]:
 
 
 def rows(text: str, size: int) -> List[List[Any]]:
-    """[offset, length, sha256] of a journal's lines, sorted; see `_journal`."""
+    """[offset, length] of a journal's lines, sorted; see `_journal`."""
     lines = []
     for line in text.split("\n"):
         try:
-            offset, length, sha256 = json.loads(line)
-            if offset >= 0 and length > 0 and offset + length <= size and len(sha256) == 64:
-                lines.append([offset, length, sha256])
+            offset, length = json.loads(line)
+            if offset >= 0 and length > 0 and offset + length <= size:
+                lines.append([offset, length])
         except (ValueError, TypeError):
             continue
     kept: List[List[Any]] = []
@@ -136,7 +135,7 @@ def _close(session: Session, ident: str) -> None:
         os.close(known.pop(ident))
 
 
-def write(fd: int, block: bytes, at: int) -> int:
+def write(fd: int, block: Union[bytes, memoryview], at: int) -> int:
     """Write all of a block at an offset; the offset behind it."""
     view = memoryview(block)
     while view:
@@ -145,11 +144,11 @@ def write(fd: int, block: bytes, at: int) -> int:
     return at
 
 
-def note(session: Session, ident: str, offset: int, length: int, sha256: str) -> None:
+def note(session: Session, ident: str, offset: int, length: int) -> None:
     """Enter a range in the journal; one short append, so that several connections may."""
     fd = files.open_write(session.root, _path(ident, ".ranges"), append=True)
     try:
-        files.write_all(fd, (json.dumps([offset, length, sha256]) + "\n").encode())
+        files.write_all(fd, (json.dumps([offset, length]) + "\n").encode())
     finally:
         os.close(fd)
 

@@ -6,17 +6,18 @@
 
     controller  compare, fetch, send  --Engine-->  workers  --Channels-->  4 to 8 ssh processes   bytes
                                       --Agent--->  one request at a time                          everything else
-    pod         serve.py, fileops.py (agent)       bulk.py, parts.py (each data connection)
+    pod         serve.py, fileops.py (agent)       bulk.py, intake.py, parts.py (each data connection)
 
-SHA-256 is computed on both ends while bytes stream. What is proven of a large file is in a journal, so a broken
-transfer goes on, in another process too. A file gets its final name only when its digest is proven, in one rename,
+SHA-256 is computed on both ends while bytes stream, once on each: the agent follows a large file in order, whichever
+connections its ranges take. What is here of a large file is in a journal, so a broken transfer goes on, in another
+process too. A file gets its final name only when its digest is proven, in one rename,
 after an fsync.
 """
 
 from __future__ import annotations
 
 from remote_runner.transfer.channels import Channels
-from remote_runner.transfer.compare import Difference, compare, remember
+from remote_runner.transfer.compare import Difference, compare, remember, remember_sent
 from remote_runner.transfer.fetch import fetch
 from remote_runner.transfer.items import Fetched, Item, adopt, item, place, stamp, sync
 from remote_runner.transfer.listing import listing
@@ -37,6 +38,7 @@ __all__ = [
     "listing",
     "place",
     "remember",
+    "remember_sent",
     "send",
     "stamp",
     "sync",

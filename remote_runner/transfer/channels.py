@@ -3,7 +3,7 @@
     take()  ->  one that is warm, or a new one:  ssh (openssh.py), paramiko where there is no ssh
             ->  python3 reads pod/bulk.py and what it needs from stdin  ->  marker  ->  messages
 
-At most four log in at a time; a server that drops logins is asked again with jitter, and then done without.
+At most eight log in at a time; a server that drops logins is asked again with jitter, and then done without.
 
 Not here: what is moved over them (engine.py), the connection that everything else uses (ssh.py).
 """
@@ -28,11 +28,11 @@ from remote_runner.conversation import Conversation, Program
 from remote_runner.errors import NotStarted, RunnerError
 from remote_runner.ssh import Endpoint, LinkLost
 
-LOGINS_AT_ONCE = 4
+LOGINS_AT_ONCE = 8  # with the control connection's one less than where sshd begins to drop them
 TRIES = 4
 MOST = 8
 WINDOW_BYTES = 2 << 20  # OpenSSH's, fixed: what one connection has under way
-LAN_S, _FAR_S = 0.005, 0.1
+LAN_S, _FAR_S = 0.01, 0.1  # a busy machine takes some milliseconds to connect to its neighbour
 _HOPELESS = (b"Permission denied", b"Host key verification failed", b"Too many authentication failures")
 
 _LOADER = """
@@ -98,11 +98,22 @@ class Channels:
         lines = [f"{entry.kind} {entry.key}" for entry in known if not entry.revoked]
         made = cls(where, str(root), lines)
         if lines and openssh.available() and not any(entry.revoked for entry in known):
-            for _ in range(LOGINS_AT_ONCE - 1):
-                future: Future[Conversation] = Future()
-                made._coming.append(future)
-                threading.Thread(target=made._open_into, args=(future,), name="login", daemon=True).start()
+            made._begin(streams_for(0.0))
         return made
+
+    def expect(self, rtt_s: float) -> None:
+        """Open as many ahead as the distance asks for, now that it is measured."""
+        with self._lock:
+            begun = len(self._coming)
+        if begun:
+            self._begin(streams_for(rtt_s) - begun)
+
+    def _begin(self, count: int) -> None:
+        for _ in range(count):
+            future: Future[Conversation] = Future()
+            with self._lock:
+                self._coming.append(future)
+            threading.Thread(target=self._open_into, args=(future,), name="login", daemon=True).start()
 
     def meet(self, agent: Agent) -> None:
         """Take from the control connection what only it knows: the pod's proven key, and how far away it is."""
@@ -110,6 +121,12 @@ class Channels:
             self._rtt_s = agent.pod.rtt_s if agent.pod.rtt_s is not None else _ask_rtt_s(agent)
             self._host_keys = [agent.pod.host_key_line()]
             openssh.write_known_hosts(Path(self._folder.name), self._host_keys)
+
+    @property
+    def warm(self) -> bool:
+        """Whether one is there that nobody uses."""
+        with self._lock:
+            return bool(self._warm)
 
     @property
     def rtt_s(self) -> float:
@@ -217,7 +234,7 @@ class _OwnTransport:
         except LinkLost:
             self._pod.close()
             raise
-        self.write, self.read = self._program.write, self._program.read
+        self.write, self.write_file, self.read = self._program.write, self._program.write_file, self._program.read
         self.ready, self.stderr = self._program.ready, self._program.stderr
 
     def close(self) -> None:

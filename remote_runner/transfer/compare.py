@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from remote_runner.conversation import field as answer_field
 from remote_runner.errors import RunnerError
 from remote_runner.pod import digests, files, layout
 from remote_runner.ssh import LinkLost
-from remote_runner.transfer.items import Fetched
+from remote_runner.transfer.items import Fetched, Item
 
-HASH_AT_ONCE = 1_000
+HASH_AT_ONCE, TELL_AT_ONCE = 1_000, 20_000
 
 
 @dataclass
@@ -49,15 +49,26 @@ def compare(
         known: digests that are remembered here.
         fresh: believe no memory, neither here nor on the pod.
     """
-    here = {path: size for path in found if (size := _size(root, path)) is not None}
-    at_hand = _candidates(root, found, here)
+    here = _seen(root, found)
+    at_hand = {
+        (info.st_size, info.st_mtime_ns): path  # these travel with a file and stay when it is rotated
+        for path, info in here.items()
+        if info.st_size > 0 and not path.endswith(layout.APPENDED)
+    }
     doubtful = [
         path
         for path, entry in found.items()
         if (fresh or not entry["sha256"])
-        and (here.get(path) == entry["size"] or (entry["size"], entry["mtime_ns"]) in at_hand)
+        and (_size(here, path) == entry["size"] or (entry["size"], entry["mtime_ns"]) in at_hand)
     ]
-    digests_here: dict[str, str] = {}
+    taken: dict[str, str] = {}
+
+    def digest_here(path: str) -> str:
+        if path not in taken:
+            info = here.get(path)
+            taken[path] = (info and not fresh and known.get(path, info)) or _digest(known, path, fresh)
+        return taken[path]
+
     parts = list(_chunks(doubtful))
     asked = 0
     for number, part in enumerate(parts):
@@ -65,22 +76,18 @@ def compare(
             agent.send({"op": "hash", "paths": ahead, "fresh": fresh})
             asked += 1
         for path in part:  # meanwhile, on this end
-            _digest_here(root, path, known, digests_here, fresh)
+            digest_here(path)
         there = answer_field(agent.answer(), "sha256", dict)
         for path in part:
             found[path]["sha256"] = str(there.get(path) or "")
     result = Difference()
     for path, entry in found.items():
         sha256 = entry["sha256"]
-        if (
-            sha256
-            and here.get(path) == entry["size"]
-            and _digest_here(root, path, known, digests_here, fresh) == sha256
-        ):
+        if sha256 and _size(here, path) == entry["size"] and digest_here(path) == sha256:
             result.same[path] = sha256
             continue
         source = at_hand.get((entry["size"], entry["mtime_ns"]))
-        if sha256 and source and source != path and _digest_here(root, source, known, digests_here, fresh) == sha256:
+        if sha256 and source and source != path and digest_here(source) == sha256:
             result.linked[path] = source
         else:
             result.wanted.append(path)
@@ -97,39 +104,47 @@ def remember(agent: Agent, root: Path, known: digests.Digests, arrived: list[Fet
                 known.put(one.path, digests.stamp_of(info), one.sha256, now_ns, ours=True)
     known.save()
     with contextlib.suppress(LinkLost, Denied, RunnerError):  # a memory, no more
-        for at in range(0, len(arrived), HASH_AT_ONCE):
-            some = [one for one in arrived[at : at + HASH_AT_ONCE] if one.stamp]
+        for at in range(0, len(arrived), TELL_AT_ONCE):
+            some = [one for one in arrived[at : at + TELL_AT_ONCE] if one.stamp]
             agent.ask("remember", files=[[one.path, one.sha256, *one.stamp, now_ns, True] for one in some])
 
 
-def _candidates(root: Path, found: dict[str, Any], here: dict[str, int]) -> dict[tuple[int, int], str]:
-    """Large files here by size and mtime, which travel with a file and stay when it is rotated."""
-    candidates = {}
-    for path in here:
-        if path.endswith(layout.APPENDED):
-            continue
-        info = files.stat(str(root), path)
-        if info.st_size > 0:
-            candidates[info.st_size, info.st_mtime_ns] = path
-    return candidates
+def remember_sent(root: Path, known: digests.Digests, sent: list[Item], began_ns: int) -> None:
+    """Keep the digests of files that were sent and have not changed since: sending them again reads nothing here.
+
+    Args:
+        began_ns: when the first of them was looked at.
+    """
+    for one in sent:
+        with contextlib.suppress(OSError):
+            info = os.lstat(one.source)
+            if one.source == root / one.path and (info.st_size, info.st_mtime_ns) == (one.size, one.mtime_ns):
+                known.put(one.path, digests.stamp_of(info), one.sha256, began_ns)
+    known.save()
 
 
-def _digest_here(root: Path, path: str, known: digests.Digests, taken: dict[str, str], fresh: bool) -> str:
-    if path not in taken:
-        try:
-            taken[path] = known.of(path, fresh=fresh)
-        except OSError:
-            taken[path] = ""
-    return taken[path]
+def _seen(root: Path, paths: Iterable[str]) -> dict[str, os.stat_result]:
+    """What stands here of some paths; no link is followed below the root."""
+    found: dict[str, os.stat_result] = {}
+    with files.Folders(str(root), most=16) as folders:
+        for path in paths:
+            with contextlib.suppress(OSError):
+                folder, name = folders.of(path)
+                found[path] = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return found
+
+
+def _size(here: dict[str, os.stat_result], path: str) -> int:
+    return here[path].st_size if path in here else -1
+
+
+def _digest(known: digests.Digests, path: str, fresh: bool) -> str:
+    try:
+        return known.of(path, fresh=fresh)
+    except OSError:
+        return ""
 
 
 def _chunks(paths: list[str]) -> Iterator[list[str]]:
     for at in range(0, len(paths), HASH_AT_ONCE):
         yield paths[at : at + HASH_AT_ONCE]
-
-
-def _size(root: Path, path: str) -> int | None:
-    try:
-        return files.stat(str(root), path).st_size
-    except OSError:
-        return None

@@ -46,6 +46,14 @@ class Fetched:
     stamp: tuple[int, ...] = ()  # what a later change of the file on the pod would change; empty: can't tell
 
 
+def damaged(path: str, found: str, there: object) -> Unverified:
+    """What came is not what the pod read."""
+    return Unverified(
+        f"{path}: arrived as {found}, but the pod read {str(there)[:64]!r}",
+        fix="run the command again; if it stays so, do not trust this pod or the network to it",
+    )
+
+
 def stamp(facts: dict[str, Any]) -> tuple[int, ...]:
     """A file's size, times and inode, from a listing or an answer."""
     return tuple(field(facts, name, int) for name in ("size", "mtime_ns", "ctime_ns", "ino"))

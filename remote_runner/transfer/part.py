@@ -1,28 +1,28 @@
-"""A large file on its way here: a part on disk, a journal of proven ranges, and its digest as it grows.
+"""A large file on its way here: which of its bytes are wanted, on their way and here, and its digest as it grows.
 
-    incoming/<id>.part     the file's size, with holes        incoming/<id>.ranges     [offset, length, sha256] a line
+What is here is hashed once, in order; at each step of 4 MiB the digest must be the one that the pod has there. Where
+bytes from an earlier transfer make the difference, they are fetched again; where bytes of this one do, it is over.
 
-The id names path and version on the pod, so that a new process finds what an old one got. Ranges from before are
-read again and must fit their digests before they count.
-
-Not here: the same on the pod's side (pod/parts.py), which ranges are asked for (fetch.py).
+Not here: the part on disk (part_file.py), which ranges are asked for when (fetch.py).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from remote_runner.conversation import field
 from remote_runner.errors import Unverified
-from remote_runner.pod import files, parts
-from remote_runner.transfer.items import Fetched, stamp
+from remote_runner.pod import bulk, files
+from remote_runner.transfer.items import Fetched, damaged, stamp
+from remote_runner.transfer.part_file import PartFile, gaps
 
 SYNC_EVERY_BYTES = 256 << 20  # the disk writes while the rest is on its way
+MARK_BYTES = 8 * bulk.STEP_BYTES  # what the pod hashes for one request
 
 
 class Part:
@@ -30,24 +30,32 @@ class Part:
 
     Args:
         limit: the most bytes that it may have become since it was listed.
-        changed: notified whenever something was proven.
+        changed: notified whenever something came.
     """
 
     def __init__(self, path: str, incoming: Path, limit: int, changed: threading.Condition) -> None:
         self.path, self.limit = path, limit
-        self._incoming, self._changed, self._io = incoming, changed, threading.Lock()
+        self._incoming, self._changed = incoming, changed
         self.generation = 0
-        self.begun = self.gone = self.closed = False
+        self.begun = self.gone = False
         self.facts: dict[str, Any] = {}
         self.size = 0
         self.settled = True
-        self._gaps: list[tuple[int, int]] = []  # (begin, end)
-        self._proven: dict[int, tuple[int, str]] = {}  # offset -> length, sha256 where it is from an older process
-        self._fd = self._journal = -1
+        self._file: PartFile | None = None
+        self._gaps: list[tuple[int, int]] = []  # (begin, end) of what was not asked for yet
+        self._here: dict[int, int] = {}  # offset -> length of what is written
+        self._old: dict[int, int] = {}  # those of them that an earlier transfer wrote
+        self._prefix = 0  # here without a gap
+        self._marks: dict[int, str] = {}  # end -> digest of the pod's bytes before it
+        self._told = 0  # as far as the pod was asked for marks
 
     @property
     def version(self) -> list[int]:
         return [field(self.facts, name, int) for name in ("size", "mtime_ns", "ino")]
+
+    @property
+    def temp(self) -> Path | None:
+        return self._file.temp if self._file else None
 
     @property
     def left_bytes(self) -> int:
@@ -72,21 +80,14 @@ class Part:
             self.close()
             self.facts, self.size, self.settled = facts, size, True
             self.generation += 1
-            ident = hashlib.sha256(json.dumps([self.path, self.version]).encode()).hexdigest()[:32]
-            self.temp = self._incoming / f"{ident}.part"
-            journal = self.temp.with_suffix(".ranges")
-            self._fd = os.open(self.temp, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            rows = _read(journal, size) if os.fstat(self._fd).st_size == size else []
-            if not rows:
-                journal.unlink(missing_ok=True)
-                os.ftruncate(self._fd, 0)
-            os.ftruncate(self._fd, size)
-            self._journal = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-            self._proven = {offset: (length, sha256) for offset, length, sha256 in rows}
-            self._gaps = gaps(rows, size)
-            self.begun, self.closed = True, False
+            self._file = PartFile(self._incoming, self.path, self.version, size)
+            self._here = {row[0]: row[1] for row in self._file.ranges}
+            self._old, self._marks, self._told, self._prefix = self._here.copy(), {}, 0, 0
+            self._gaps = gaps(self._file.ranges, size)
+            self._advance()
+            self.begun = True
             self._changed.notify_all()
-            return sum(length for length, _ in self._proven.values())
+            return sum(self._here.values())
 
     def take(self, most: int) -> tuple[int, int] | None:
         """The next range to ask for: offset and length."""
@@ -94,28 +95,46 @@ class Part:
             return None
         begin, end = self._gaps[0]
         length = min(most, end - begin)
-        self._gaps[0] = (begin + length, end)
-        if begin + length == end:
-            del self._gaps[0]
+        self._gaps[:1] = [(begin + length, end)] if begin + length < end else []
         return begin, length
 
-    def write(self, generation: int, offset: int, data: bytes) -> None:
-        with self._io:  # a closed descriptor's number may be another file's a moment later
-            if generation == self.generation and not self.closed:
-                parts.write(self._fd, data, offset)
+    def to_tell(self) -> tuple[int, int] | None:
+        """From where and up to where the pod is to be asked for marks now: as far as ranges were asked for."""
+        upto = min(self.size, self._told + MARK_BYTES)
+        if not self.begun or self.gone or self._told == upto or (self._gaps and self._gaps[0][0] < upto):
+            return None
+        begin, self._told = self._told, upto
+        return begin, upto
 
-    def prove(self, generation: int, offset: int, length: int, sha256: str) -> None:
-        """A range is whole."""
+    def learn(self, generation: int, marks: dict[int, str]) -> None:
+        """Digests of the pod's bytes before some offsets."""
         with self._changed:
-            if generation == self.generation and not self.closed:
-                files.write_all(self._journal, (json.dumps([offset, length, sha256]) + "\n").encode())
-                self._proven[offset] = (length, "")
+            if generation == self.generation:
+                self._marks.update(marks)
                 self._changed.notify_all()
+
+    def file_of(self, generation: int) -> PartFile | None:
+        """Where the bytes of a version go; None where they are no longer wanted."""
+        with self._changed:
+            return self._file if generation == self.generation else None
+
+    def arrived(self, generation: int, offset: int, length: int) -> None:
+        """A range is written."""
+        with self._changed:
+            if generation == self.generation and self._file and not self._file.closed:
+                self._file.note(offset, length)
+                self._here[offset] = length
+                self._advance()
+                self._changed.notify_all()
+
+    def _advance(self) -> None:
+        while self._prefix in self._here:
+            self._prefix += self._here[self._prefix]
 
     def forget(self) -> None:
         """The version that was begun is no longer to be had."""
         with self._changed:
-            self.begun, self._gaps, self._proven = False, [], {}
+            self.begun, self._gaps, self._here, self._prefix = False, [], {}, 0
             self.generation += 1
             self._changed.notify_all()
 
@@ -124,32 +143,31 @@ class Part:
         with self._changed:
             self.forget()
             self.gone = True
-            self.close()
-            if hasattr(self, "temp"):
-                self.temp.unlink(missing_ok=True)
-                self.temp.with_suffix(".ranges").unlink(missing_ok=True)
+            if self._file:
+                self._file.remove()
             self._changed.notify_all()
 
     def close(self) -> None:
-        with self._io:
-            for fd in (self._fd, self._journal):
-                if fd >= 0:
-                    os.close(fd)
-            self._fd = self._journal = -1
-            self.closed = True
+        if self._file:
+            self._file.close()
+
+    # --- the digest -------------------------------------------------------
 
     def digest(self, stopped: threading.Event) -> Fetched | None:
-        """Follow the proven prefix to the end of the file, and make it durable.
+        """Follow what is here from the beginning to the end of the file, and make it durable.
 
         Returns:
             None where the file is gone, or the transfer stopped.
+
+        Raises:
+            Unverified: bytes that came are not those that the pod read.
         """
         while not stopped.is_set() and not self.gone:
             with self._changed:
-                if not self.begun:
+                if not self.begun or self._file is None:
                     self._changed.wait(1.0)
                     continue
-                generation, fd = self.generation, os.dup(self._fd)
+                generation, fd = self.generation, os.dup(self._file.fd)
             try:
                 found = self._follow(generation, fd, stopped)
                 if found is not None:
@@ -160,72 +178,82 @@ class Part:
         return None
 
     def _follow(self, generation: int, fd: int, stopped: threading.Event) -> str | None:
-        whole, at, synced = hashlib.sha256(), 0, 0
-        while at < self.size:
-            with self._changed:
-                if generation != self.generation or stopped.is_set() or self.gone:
-                    return None
-                if at not in self._proven:
-                    self._changed.wait(1.0)
-                    continue
-                length, sha256 = self._proven[at]
-            mark = whole.copy() if sha256 else None
-            if not self._hash(fd, at, length, whole, sha256):
-                assert mark is not None
-                whole = mark
-                with self._changed:  # an old range is not what it was: fetch it again
-                    del self._proven[at]
-                    self._gaps.insert(0, (at, at + length))
-                    self._changed.notify_all()
+        """The digest of the whole, equal to the pod's at each step; None where this version is of no use any more."""
+        whole, step, synced = hashlib.sha256(), 0, 0
+
+        def useful() -> bool:
+            return generation == self.generation and not stopped.is_set() and not self.gone
+
+        while step < self.size:
+            end, before = min(self.size, step + bulk.STEP_BYTES), whole.copy()
+            if not self._hash(fd, step, end, whole, useful):
+                return None
+            there = self._mark(end, useful)
+            if there is None:
+                return None
+            if whole.hexdigest() != there:
+                if not self._fetch_again(step, end):
+                    raise damaged(self.path, whole.hexdigest(), there)
+                whole = before
                 continue
-            at += length
-            if at - synced >= SYNC_EVERY_BYTES:
+            step = end
+            if step - synced >= SYNC_EVERY_BYTES:
                 os.fsync(fd)
-                synced = at
+                synced = step
         return whole.hexdigest()
 
-    @staticmethod
-    def _hash(fd: int, at: int, length: int, whole: Any, sha256: str) -> bool:
-        own, end = hashlib.sha256(), at + length
+    def _hash(self, fd: int, at: int, end: int, whole: Any, useful: Callable[[], bool]) -> bool:
+        """Take a step into the digest as it arrives; whether it did."""
         while at < end:
-            block = os.pread(fd, min(files.BLOCK_BYTES, end - at), at)
-            if not block:
-                return False
-            whole.update(block)
-            if sha256:
-                own.update(block)
-            at += len(block)
-        return not sha256 or own.hexdigest() == sha256
+            with self._changed:
+                while useful() and self._prefix <= at:
+                    self._changed.wait(1.0)
+                if not useful():
+                    return False
+                upto = min(end, self._prefix)
+            while at < upto:
+                block = os.pread(fd, min(files.BLOCK_BYTES, upto - at), at)
+                if not block:
+                    raise OSError(f"{self.path}: its part here became shorter, at {at} of {self.size} bytes")
+                whole.update(block)
+                at += len(block)
+        return True
+
+    def _mark(self, end: int, useful: Callable[[], bool]) -> str | None:
+        with self._changed:
+            while useful() and end not in self._marks:
+                self._changed.wait(1.0)
+            return self._marks[end] if useful() else None
+
+    def _fetch_again(self, begin: int, end: int) -> bool:
+        """Ask once more for what an earlier transfer wrote there; whether there is any of it."""
+        with self._changed:
+            bad = [(o, n) for o, n in self._old.items() if o < end and o + n > begin]
+            for offset, length in bad:
+                del self._old[offset], self._here[offset]
+                if offset < begin:
+                    self._here[offset] = begin - offset
+                if offset + length > end:
+                    self._here[end] = self._old[end] = offset + length - end
+                self._gaps.append((max(offset, begin), min(offset + length, end)))
+            self._gaps.sort()
+            self._prefix = 0
+            self._advance()
+            self._changed.notify_all()
+            return bool(bad)
 
     def _finish(self, sha256: str) -> Fetched:
         with self._changed:
             self.close()  # the part and its journal stay until it is placed: it need not travel again
+            assert self._file is not None
+            temp = self._file.temp
             self._changed.notify_all()
         return Fetched(
             path=self.path,
-            temp=self.temp,
+            temp=temp,
             size=self.size,
             sha256=sha256,
             mode=field(self.facts, "mode", int) & 0o777,
             mtime_ns=field(self.facts, "mtime_ns", int),
             stamp=stamp(self.facts) if self.settled else (),
         )
-
-
-def gaps(rows: list[list[Any]], size: int) -> list[tuple[int, int]]:
-    """What is missing of a file between its proven ranges: (begin, end), in order."""
-    found, at = [], 0
-    for offset, length, *_ in rows:
-        if offset > at:
-            found.append((at, offset))
-        at = offset + length
-    if at < size:
-        found.append((at, size))
-    return found
-
-
-def _read(journal: Path, size: int) -> list[list[Any]]:
-    try:
-        return parts.rows(journal.read_text(encoding="ascii", errors="replace"), size)
-    except OSError:
-        return []

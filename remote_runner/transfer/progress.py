@@ -37,9 +37,12 @@ class Meter:
         self.moved_bytes = self.files = 0
         self._lock = threading.Lock()
         self._began = self._told = time.monotonic()
+        self._first: float | None = None
 
     def moved(self, size_bytes: int) -> None:
         with self._lock:
+            if self._first is None:
+                self._first = time.monotonic()
             self.moved_bytes += size_bytes
 
     def spared(self, size_bytes: int) -> None:
@@ -50,6 +53,11 @@ class Meter:
     def done(self, files: int = 1) -> None:
         with self._lock:
             self.files += files
+
+    @property
+    def moving_s(self) -> float:
+        """Since the first byte: how fast the link is, connecting aside."""
+        return time.monotonic() - self._first if self._first is not None else 0.0
 
     @property
     def elapsed_s(self) -> float:

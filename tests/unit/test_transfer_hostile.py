@@ -18,6 +18,7 @@ from remote_runner import transfer
 from remote_runner.conversation import Conversation, Denied
 from remote_runner.errors import RunnerError, Unverified
 from remote_runner.pod import wire
+from remote_runner.pod.bulk import STEP_BYTES
 from remote_runner.ssh import LinkLost
 
 GOOD_ROW = ["f", f"{OUTPUT}/a", 3, 1, 1, 1, 0o644, ""]
@@ -157,9 +158,12 @@ def ranged(offered: int, content: bytes, claimed: bytes) -> Callable[[dict[str, 
         known = {"size": offered, "mtime_ns": 1, "ctime_ns": 1, "ino": 1, "mode": 0o644}
         if ask["op"] == "versions":
             return [({"ok": True, "versions": [known]}, b"")]
+        if ask["op"] == "prefix":
+            ends = [*range(STEP_BYTES, ask["upto"], STEP_BYTES), ask["upto"]]
+            marks = [[end, hashlib.sha256(claimed[:end]).hexdigest()] for end in ends if end > ask["begin"]]
+            return [({"ok": True, "marks": marks}, b"")]
         begin, end = ask["offset"], ask["offset"] + ask["length"]
-        sha256 = hashlib.sha256(claimed[begin:end]).hexdigest()
-        return [wire.chunk(content[begin:end], False), ({"ok": True, "sha256": sha256, "settled": True, **known}, b"")]
+        return [wire.chunk(content[begin:end], False), ({"ok": True, "settled": True, **known}, b"")]
 
     return answers
 

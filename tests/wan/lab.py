@@ -46,6 +46,7 @@ class Profile:
     rtt_ms: float = 0
     loss_percent: float = 0
     queue_mib: float = 128  # what waits for the wire before the tail is dropped: never, in practice
+    congestion: str = ""  # TCP's control of both hosts, as `cubic`; empty: this machine's own
 
 
 PROFILES = {
@@ -156,6 +157,11 @@ class Lab:
             for device, address in (("lan0", LAN[host]), ("wan0", WAN[host])):
                 _ip("-n", f"{self._name}-{host}", "addr", "add", f"{address}/24", "dev", device)
                 _ip("-n", f"{self._name}-{host}", "link", "set", device, "up", "mtu", "1500", "txqueuelen", "10000")
+                if self.profile.congestion:  # by route: the sysctl takes no other than the machine's own here
+                    net = address.rpartition(".")[0] + ".0/24"
+                    words = ("dev", device, "src", address, "scope", "link", "proto", "kernel")
+                    congestion = ("congctl", self.profile.congestion)
+                    _ip("-n", f"{self._name}-{host}", "route", "replace", net, *words, *congestion)
         self._start_sshd(sshd_options)
 
     def _start_relay(self) -> None:
