@@ -25,6 +25,7 @@ from remote_runner.backup import Backup
 from remote_runner.errors import RunnerError
 from remote_runner.ondisk import OnDisk
 from remote_runner.pod import fate, files, layout
+from remote_runner.pod.status import read as read_status
 from remote_runner.vault import Place
 
 LOOK_EVERY_S = 1.0
@@ -84,7 +85,7 @@ def _say(root: Path, order: dict[str, Any], fields: dict[str, Any]) -> None:
 
 def _over(root: Path, order: dict[str, Any]) -> bool:
     """Whether the run that this was started for goes on no more."""
-    status = files.read_json(str(root), layout.status(order["name"]))
+    status = read_status(str(root), order["name"])
     if not isinstance(status, dict) or status.get("attempt") != order["attempt"]:
         return True  # another attempt has its own
     return bool(status.get("exit")) or fate.of(status)["fate"] != "running"

@@ -11,6 +11,7 @@ import time
 from typing import Any, Dict, Optional
 
 from remote_runner.pod import fate, files, layout
+from remote_runner.pod import status as statuses
 from remote_runner.pod.session import Refusal
 from remote_runner.pod.wire import CHUNK_BYTES, Wire
 
@@ -32,7 +33,7 @@ def _log_part(root: str, name: str, offset: int) -> bytes:
 
 def look(root: str, name: str, tail_bytes: int) -> Dict[str, Any]:
     """The run's status, whether its supervisor lives, and the last bytes of its log."""
-    status = files.read_json(root, layout.status(name))
+    status = statuses.read(root, name)
     tail, size = b"", _size(root, layout.log(name))
     if tail_bytes:
         begin = max(0, size - tail_bytes)
@@ -126,8 +127,10 @@ def _stream(root: str, wire: Wire, ask: Dict[str, Any]) -> Dict[str, Any]:
             marked = now
         ended = bool(isinstance(status, dict) and status.get("exit")) or not seen["supervisor_lives"]
         if ended and not part:
-            _leave(root, ask)
-            return {"ended": True, **look(root, name, 0)}
+            last = look(root, name, 0)
+            if last["fate"] != "running":
+                _leave(root, ask)
+                return {"ended": True, **last}
         if len(part) == CHUNK_BYTES:
             continue
         if wire.receive(LOOK_EVERY_S) is not None:

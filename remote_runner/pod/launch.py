@@ -14,6 +14,7 @@ import time
 from typing import Any, Dict, Optional
 
 from remote_runner.pod import fate, files, foreign, layout, lock, prepare
+from remote_runner.pod.status import read as read_status
 
 ARMED_WITHIN_S = 20.0
 
@@ -103,7 +104,7 @@ def ask_supervisor(root: str, name: str, by: str, grace_s: Any) -> Dict[str, Any
         `asked`: whether there was one to ask, and the status. `cannot`: what would be lost, of a run that can't be
         asked to pause and was not to be killed.
     """
-    status = files.read_json(root, layout.status(name))
+    status = read_status(root, name)
     if not isinstance(status, dict) or status.get("exit") or not fate.supervisor_lives(status):
         return {"asked": False, "status": status}
     job = files.read_json(root, layout.JOB) or {}

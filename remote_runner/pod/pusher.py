@@ -18,6 +18,7 @@ from typing import Any, Dict, List
 
 from remote_runner.pod import fate, files, layout
 from remote_runner.pod.session import Session
+from remote_runner.pod.status import read as read_status
 
 PACKAGES = ("obstore>=0.8,<1", "tenacity>=9,<10")
 _NEEDS = "import sys; assert sys.version_info >= (3, 10); import obstore, tenacity"
@@ -52,7 +53,7 @@ def main(root: str) -> int:
     order = files.read_json(root, layout.PUSH + "/order.json") or {}
     job = files.read_json(root, layout.JOB) or {}
     while True:
-        status = files.read_json(root, layout.status(str(order.get("name")))) or {}
+        status = read_status(root, str(order.get("name"))) or {}
         if status.get("attempt") != order.get("attempt") or fate.of(status)["fate"] != "running":
             break  # over before it began: what there is is pushed all the same
         if status.get("state") not in ("starting", "setup"):

@@ -73,9 +73,12 @@ def stream(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
 def runs(session: Session, _ask: Dict[str, Any]) -> Dict[str, Any]:
     """Names of the runs in this root, and who holds it."""
     from remote_runner.pod import lock
+    from remote_runner.pod.status import read as read_status
 
-    found = [p[len("runs/") : -len("-status.json")] for p, _i, k in files.walk(session.root, "runs") if k == "file"]
-    names = [n for n in found if files.read_json(session.root, layout.status(n)) is not None]
+    ending = layout.status("")[len("runs/") :]
+    paths = [p for p, _i, k in files.walk(session.root, "runs") if k == "file" and p.endswith(ending)]
+    found = [p[len("runs/") : -len(ending)] for p in paths]
+    names = [n for n in found if read_status(session.root, n) is not None]
     return {"names": names, "lease": lock.holder(session.root)}
 
 

@@ -17,11 +17,27 @@ from remote_runner.pod import files, layout
 
 BEAT_S = 5.0
 CONCLUDE_S = 120
+LOOKS, LOOK_AGAIN_S = 5, 0.1
 
 
 def utc(unix_s: float) -> str:
     """A time for people, with its offset."""
     return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(unix_s))
+
+
+def read(root: str, name: str) -> Any:
+    """A run's status; None where there is none.
+
+    It is looked for more than once: a network volume may not find a file in the moment in which it is replaced, and
+    whoever took that for the end of the run would be wrong.
+    """
+    for again in range(LOOKS):
+        found = files.read_json(root, layout.status(name))
+        if isinstance(found, dict):
+            return found
+        if again < LOOKS - 1:
+            time.sleep(LOOK_AGAIN_S)
+    return None
 
 
 class Status:
