@@ -19,6 +19,7 @@ from typing import Any
 
 from remote_runner import secrets
 from remote_runner.agent import printable
+from remote_runner.code_files import left_out
 from remote_runner.errors import UsageFault
 from remote_runner.pod import facts, files, layout
 from remote_runner.transfer import Item
@@ -77,7 +78,7 @@ def _git_more(root: Path) -> dict[str, Any]:
 
     try:
         return {
-            "untracked": lines("ls-files", "--others", "--exclude-standard"),
+            "untracked": [p for p in lines("ls-files", "--others", "--exclude-standard") if not left_out(p)],
             "submodules": [line.strip() for line in lines("submodule", "status", "--recursive")],
         }
     except FileNotFoundError:

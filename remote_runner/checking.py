@@ -46,7 +46,7 @@ def check(config: Path, name: str | None) -> list[str]:
         f"resume:   {shlex.join(plan.words(settings.resume_words or [])) or 'the same command, nothing added'}",
         f"outputs:  {', '.join(plan.outputs)}",
         f"pause:    {_pause(settings.pause)}",
-        f"sent:     {len(code.items)} files, {_size(code.size)}",
+        f"sent:     {len(code.items)} files, {shown_size(code.size)}",
     ]
     if settings.secrets:
         lines.append(f"secrets:  {', '.join(settings.secrets)} (found)")
@@ -56,7 +56,8 @@ def check(config: Path, name: str | None) -> list[str]:
     return lines
 
 
-def _size(size_bytes: int) -> str:
+def shown_size(size_bytes: int) -> str:
+    """For people: `2.6 kB`, `41.0 MB`."""
     return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"
 
 

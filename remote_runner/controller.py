@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from remote_runner import (
     changes,
+    checking,
     ending,
     preflight,
     pushing,
@@ -116,6 +117,6 @@ def dry_run(access: Access, plan: Plan, view: View) -> str:
     with ssh.connect(access.endpoint(plan.root), view.tell) as pod:
         facts = preflight.check(pod, plan, code.size, starting.snapshot_bytes(plan), view.tell)
     return (
-        f"would send {len(code.items)} files ({code.size / 1e6:.2f} MB) to {facts.root} on {pod.endpoint}, "
+        f"would send {len(code.items)} files ({checking.shown_size(code.size)}) to {facts.root} on {pod.endpoint}, "
         f"then run: {' '.join(plan.command)}"
     )

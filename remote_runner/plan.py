@@ -87,7 +87,12 @@ class Plan:
 
     @property
     def command(self) -> list[str]:
-        return self._command([]) if not self.options.resume else self.resume_command
+        return self.resume_command if self.options.resume else self.start_command
+
+    @property
+    def start_command(self) -> list[str]:
+        """What begins the run anew, whatever this attempt does."""
+        return self._command([])
 
     @property
     def resume_command(self) -> list[str]:

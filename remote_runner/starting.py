@@ -100,8 +100,8 @@ def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
         changes.tell(plan, changed, tell)
         entry = _remember(plan, pod, facts, start.access, code, changed)
         last = entry["attempts"][-1]
-        facts_kept = {key: last[key] for key in ("attempt", "command", "target", "hardware")}
-        about = {"config": plan.config, **facts_kept, "git": entry["git"]}
+        facts_kept = {key: last[key] for key in ("attempt", "target", "hardware")}
+        about = {**facts_kept, "config": plan.config, "command": plan.start_command, "git": entry["git"]}
         archive.write(plan.root, plan.name, code.items, about, plan.secrets)
         start.asked.append(plan.attempt)
         launched_s = clock_s()
