@@ -13,7 +13,6 @@ Not here: how a file comes to be (snapshot.py), which of two files is resumed (s
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import stat
@@ -113,6 +112,8 @@ def roots(
     digests: Mapping[str, str],
 ) -> Tuple[str, str]:
     """The two names of a snapshot's content: `root` (what training made) and `root_all` (with `volatile`)."""
+    import hashlib  # late: 4 MB of libcrypto, and headers are read by programs that only watch
+
     rows = [[e.name, e.dtype, list(e.shape), digests[e.name]] for e in sorted(entries, key=lambda e: e.name.encode())]
     body = {"state": dict(state), "tensors": rows}
     root = hashlib.sha256(canonical(body)).hexdigest()
@@ -241,6 +242,8 @@ def digest_tensors(fd: int, header: Header, look: Optional[Look] = None) -> List
 
 def digest_tensor(fd: int, data_start: int, entry: Entry, look: Optional[Look] = None) -> str:
     """SHA-256 of one tensor's bytes, shown to `look` on the way. Raises SnapshotCorrupt when the file ends before."""
+    import hashlib
+
     sha, size_bytes = hashlib.sha256(), entry.end - entry.begin
     block = memoryview(bytearray(min(BLOCK_BYTES, size_bytes)))
     for at in range(0, size_bytes, BLOCK_BYTES):

@@ -7,7 +7,8 @@
 
 An image's working torch stays: what is installed on top is held to its version, unless a file pins another one.
 
-Not here: the variables that a workload gets (variables.py), whether torch and the GPUs agree (gpu.py).
+Not here: which interpreter a run's programs get of it (interpreter.py), the variables that a workload gets
+(variables.py), whether torch and the GPUs agree (gpu.py).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
 from remote_runner.pod import files, layout, variables
+from remote_runner.pod.interpreter import MADE
 
 FOLDER = layout.OWN + "/environment"
-MADE = layout.OWN + "/environment.json"
 CONDA_FILES = ("environment.yml", "environment.yaml")
 KINDS = ("auto", "uv", "conda", "pip", "image")
 _HELD = ("torch", "torchvision", "torchaudio")
@@ -72,12 +73,6 @@ def kind(root: str, job: Dict[str, Any]) -> str:
     if os.path.exists(os.path.join(root, "requirements.txt")) or job.get("requirements"):
         return "pip"
     return "image"
-
-
-def made(root: str, job: Dict[str, Any]) -> Dict[str, Any]:
-    """The environment that was made for this job; empty where it has none."""
-    found = files.read_json(root, MADE)
-    return found if isinstance(found, dict) and job.get("environment") and found.get("python") else {}
 
 
 # --- the image's python --------------------------------------------------------------------
@@ -305,8 +300,3 @@ def main(root: str) -> int:
         print(f"error: the environment: {e}", file=sys.stderr, flush=True)
         return 1
     return 0
-
-
-def python_of(found: Dict[str, Any]) -> Optional[str]:
-    """The interpreter of an environment that is more than the image's own."""
-    return str(found["python"]) if found and found.get("kind") != "image" else None

@@ -10,7 +10,6 @@ Not here: which files belong to a run (layout.py), how bytes travel (serve.py, t
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import stat as modes
@@ -208,6 +207,8 @@ def digest(root: str, path: str, tick: Callable[[], None] = lambda: None) -> str
 
 def digest_fd(fd: int, tick: Callable[[], None] = lambda: None) -> str:
     """Hex SHA-256 of what an open file holds from here on."""
+    import hashlib  # late: 4 MB of libcrypto that a supervisor which only watches need not hold
+
     found = hashlib.sha256()
     while True:
         block = os.read(fd, BLOCK_BYTES)

@@ -9,13 +9,10 @@ Not here: snapshots of format 1, which prove themselves (layout.py, checkpoint/h
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import pickletools
 import re
 import time
-import zipfile
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from remote_runner.checkpoint import header
@@ -131,6 +128,8 @@ def heads(
 
 def content_root(path: str, inner: Iterable[Tuple[str, str]]) -> str:
     """A digest over a snapshot's files: (path below the root, SHA-256) each."""
+    import hashlib  # late, as in files.py
+
     named = sorted([p[len(path) :], sha256] for p, sha256 in inner)
     return hashlib.sha256(header.canonical(named)).hexdigest()
 
@@ -204,6 +203,9 @@ def _step(root: str, path: str, rule: Rule, inner: _Inner) -> Optional[int]:
 
 def _step_inside(path: str) -> Optional[int]:
     """The step that a PyTorch file holds under a usual name, read from its pickle's opcodes; nothing is executed."""
+    import pickletools
+    import zipfile
+
     try:
         with zipfile.ZipFile(path) as packed:
             name = next((n for n in packed.namelist() if n.endswith("/data.pkl")), None)
@@ -238,6 +240,8 @@ def _fault(root: str, path: str, rule: Rule, inner: _Inner) -> str:
 
 def _unreadable(path: str, size: int) -> str:
     """Why a file is surely broken: its structure, by its suffix. Empty says nothing of its content."""
+    import zipfile
+
     try:
         if path.endswith(".safetensors"):
             header.read(path)

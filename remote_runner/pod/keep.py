@@ -7,7 +7,9 @@ successor takes over, with the deadline that was armed; else the keeper writes t
 supervisor could not write. Killed itself, it costs that net: the supervisor goes on and says so. Both at once
 and the workload's leader dies with its parent.
 
-Not here: the pod's own end after the run (ends.py).
+It imports next to nothing until the supervisor has ended: it lies in memory through the whole run.
+
+Not here: what becomes of the job then (succession.py), the pod's own end after the run (ends.py).
 """
 
 from __future__ import annotations
@@ -15,13 +17,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
-import time
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
 
-from remote_runner.pod import durable, files, layout, pausing, procs, tree, workload
-from remote_runner.pod.status import Status
+from remote_runner.pod import tree
 
 _FORWARDED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -29,23 +28,22 @@ _FORWARDED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def main(root: str, lock_fd: int) -> int:
     """Keep a supervisor for the job that lies in the root, to the job's end."""
     tree.become_subreaper()
-    job = files.read_json(root, layout.JOB)
     secrets = sys.stdin.buffer.read()  # in our memory alone, for a successor too
     while True:
-        code = _supervise(root, lock_fd, job["zipapp"], secrets)
-        status = files.read_json(root, layout.status(job["name"])) or {}
-        if status.get("attempt") == job["attempt"] and status.get("exit"):
-            break
-        tree.kill(_leader(status), os.getpid())
+        code = _supervise(root, secrets)
+        tree.kill(None, os.getpid())  # before anything else, which might fail
         tree.reap()
-        if status.get("attempt") != job["attempt"]:
-            return 1  # it never came up; supervisor.log says why, and nothing was started
-        if not _may_succeed(root, job, status):
-            _conclude(root, job, status, code)
+        from remote_runner.pod import succession
+
+        what = succession.after(root, code)
+        if what != succession.AGAIN:
             break
     os.close(lock_fd)
-    from remote_runner.pod import ends  # brings the HTTP client: not to be carried through the whole run
+    if what == succession.NEVER:
+        return 1  # supervisor.log says why, and nothing was started
+    from remote_runner.pod import ends, files, layout
 
+    job = files.read_json(root, layout.JOB)
     status = files.read_json(root, layout.status(job["name"]))
     if ends.wanted(job, status["exit"]["cause"]) != "keep":
         # another name in the process list: this is no job any more, and does not stand in a new one's way
@@ -53,59 +51,31 @@ def main(root: str, lock_fd: int) -> int:
     return 0
 
 
-def _leader(status: Dict[str, Any]) -> Optional[int]:
-    """Whose group is to be ended; not that of a stranger who got a dead leader's pid meanwhile."""
-    pid = status.get("pid")
-    # without a subreaper (Darwin) the group is all we have of those whom a dead leader left
-    return pid if procs.DARWIN or procs.alive(pid, status.get("pid_start")) else None
-
-
-def _supervise(root: str, lock_fd: int, zipapp: str, secrets: bytes) -> int:
+def _supervise(root: str, secrets: bytes) -> int:
     """Run one supervisor; its end as a process gives it, minus the number of a signal."""
-    child: Optional[subprocess.Popen[bytes]] = None
+    child: Optional[int] = None
     early: List[int] = []
 
     def forward(number: int, _frame: Any) -> None:
         if child is None:
             early.append(number)
         else:
-            tree.send(child.pid, number)
+            tree.send(child, number)
 
     for number in _FORWARDED:
         signal.signal(number, forward)
-    child = subprocess.Popen(
-        [sys.executable, zipapp, "supervise", root],
-        stdin=subprocess.PIPE,
-        pass_fds=(lock_fd,),  # killed alone, we must not free the lock of a job that goes on
+    told, tell = os.pipe()
+    # it inherits the lock too: killed alone, we must not free the lock of a job that goes on
+    child = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-S", sys.argv[0], "supervise", root],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_DUP2, told, 0)],
     )
-    assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError), child.stdin as f:
+    os.close(told)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(tell, "wb") as f:
         f.write(secrets)
     for missed in early:
-        tree.send(child.pid, missed)
-    return child.wait()
-
-
-def _may_succeed(root: str, job: Dict[str, Any], status: Dict[str, Any]) -> bool:
-    """The same rule as for a workload that crashed: as often as allowed, and only from a step further on."""
-    used = int(status.get("restarts") or 0)
-    if status.get("pause") or status.get("state") == "setup" or used >= int(job.get("restarts") or 0):
-        return False
-    reached = durable.newest_verified(root, job["outputs"], job.get("snapshots") or [])
-    before = status.get("began_at")
-    if reached is None or (before is not None and list(reached) <= list(before)):
-        return False
-    status["restarts"] = used + 1
-    files.replace_json(root, layout.status(job["name"]), status)
-    return True
-
-
-def _conclude(root: str, job: Dict[str, Any], last: Dict[str, Any], code: int) -> None:
-    how = workload.signal_name(-code) if code < 0 else f"exit code {code}"
-    evidence = f"the supervisor (pid {last['supervisor']['pid']}) ended by {how}; its keeper ended the workload"
-    ended = workload.ended("supervisor-lost", evidence)
-    ended["ended_unix_s"] = time.time()
-    pausing.remove_file(root, job)
-    status = Status(root, **last)
-    status.event("ended", **ended)
-    status.conclude(state="ended", exit=ended, pid=None)
+        tree.send(child, missed)
+    _pid, status = os.waitpid(child, 0)
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

@@ -82,7 +82,8 @@ def _become_keeper(root: str, lock_fd: int, app: str, told: int) -> None:
         os.chdir(root)
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        os.execv(sys.executable, [sys.executable, app, "keep", root, str(lock_fd)])
+        # -S: what an image hangs into the start of its python (.pth files) is neither needed nor trusted here
+        os.execv(sys.executable, [sys.executable, "-S", app, "keep", root, str(lock_fd)])
     finally:
         os._exit(127)
 

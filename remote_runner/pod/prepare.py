@@ -12,7 +12,7 @@ import subprocess
 import time
 from typing import Any, Dict, Iterator, List, Tuple
 
-from remote_runner.pod import environment, files, layout, variables, workload
+from remote_runner.pod import environment, files, interpreter, layout, variables, workload
 
 
 def command(root: str, job: Dict[str, Any]) -> List[str]:
@@ -34,7 +34,7 @@ def steps(root: str, job: Dict[str, Any]) -> Iterator[Tuple[str, List[str]]]:
     if job.get("data"):
         yield "data sets", [*own, "data", root]
     if job.get("environment") and (job.get("probe") or shutil.which("nvidia-smi", path=variables.path())):
-        yield "a try of it", [workload.python(root, job), job["zipapp"], "probe", *(job.get("probe") or [])]
+        yield "a try of it", [interpreter.of(root, job), job["zipapp"], "probe", *(job.get("probe") or [])]
 
 
 def main(root: str) -> int:
@@ -59,7 +59,7 @@ def _all(root: str, job: Dict[str, Any], took: List[Tuple[str, float]]) -> int:
     for purpose, words in steps(root, job):
         began = time.monotonic()
         words = workload.argv(root, job, words)
-        env = variables.of_workload(root, job, 0, workload.python(root, job))
+        env = variables.of_workload(root, job, 0, interpreter.of(root, job))
         print(SAYS + purpose, flush=True)
         code = subprocess.run(words, cwd=root, env=env, stdin=subprocess.DEVNULL).returncode
         took.append((purpose, round(time.monotonic() - began, 2)))

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shlex
-import subprocess
 import sys
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -30,6 +28,8 @@ class Process(NamedTuple):
     argv: List[str]
 
     def describe(self) -> Dict[str, Any]:
+        import shlex
+
         line = shlex.join(self.argv)
         return {
             "pid": self.pid,
@@ -66,7 +66,7 @@ def boot() -> Dict[str, Any]:
     """What tells this life of the machine or container from another: the kernel's boot, the start of PID 1."""
     found = ""
     if DARWIN:
-        found = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True).stdout.strip()
+        found = _ask("sysctl", "-n", "kern.bootsessionuuid")[1].strip()
     else:
         with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
             found = f.read().strip()
@@ -122,15 +122,23 @@ def everyone() -> Iterator[Process]:
             yield Process(pid, booted + int(fields[19]) / tick, _user(owner), argv)
 
 
+def _ask(*command: str) -> Tuple[int, str, str]:
+    """Exit code and both outputs of a program."""
+    import subprocess  # late: only Darwin asks programs, and a keeper holds no more than it needs
+
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
 def _ps(*options: str) -> str:
-    return subprocess.run(["ps", *options], capture_output=True, text=True).stdout
+    return _ask("ps", *options)[1]
 
 
 def _darwin() -> Iterator[Process]:
-    out = subprocess.run(["ps", "-axwwo", "pid=,state=,user=,lstart=,args="], capture_output=True, text=True)
-    if out.returncode:
-        raise CannotLook(f"ps failed: {out.stderr.strip()}")
-    for line in out.stdout.splitlines():
+    code, out, err = _ask("ps", "-axwwo", "pid=,state=,user=,lstart=,args=")
+    if code:
+        raise CannotLook(f"ps failed: {err.strip()}")
+    for line in out.splitlines():
         pid, state, user, *rest = line.split(None, 8)
         if state.startswith("Z") or len(rest) < 6:
             continue

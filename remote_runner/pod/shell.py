@@ -6,7 +6,7 @@ import os
 import sys
 from typing import List
 
-from remote_runner.pod import files, layout, variables, workload
+from remote_runner.pod import files, interpreter, layout, variables
 
 
 def main(root: str, words: List[str]) -> int:
@@ -16,7 +16,7 @@ def main(root: str, words: List[str]) -> int:
         print(f"error: {root}: no run was started here", file=sys.stderr)
         return 2
     status = files.read_json(root, layout.status(job["name"])) or {}
-    env = variables.of_workload(root, job, int(status.get("segment") or 1), workload.python(root, job))
+    env = variables.of_workload(root, job, int(status.get("segment") or 1), interpreter.of(root, job))
     os.chdir(root)
     if words:
         os.execvpe("sh", ["sh", "-c", " ".join(words)], env)

@@ -19,7 +19,6 @@ import select
 import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Pattern, Sequence, Set
-from urllib.parse import quote
 
 from remote_runner.pod import files
 
@@ -97,6 +96,10 @@ def mask_of(secrets: Dict[str, str]) -> Optional["re.Pattern[bytes]"]:
 
     None where there are none.
     """
+    if not secrets:
+        return None
+    from urllib.parse import quote
+
     values: Set[bytes] = set()
     for value in secrets.values():
         for part in {value, *value.splitlines()}:

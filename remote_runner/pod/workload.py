@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List
 
-from remote_runner.pod import environment, files, foreign, layout, talk, tree, variables
+from remote_runner.pod import files, foreign, interpreter, layout, talk, tree, variables
 from remote_runner.pod.status import utc
 
 PAUSED = 75
@@ -24,21 +24,13 @@ class CannotStart(Exception):
     """The program is not there, or is none."""
 
 
-def python(root: str, job: Dict[str, Any]) -> str:
-    """The workload's interpreter: its environment's, the one named, the set-up's, the image's, the one we run in."""
-    made = environment.made(root, job)
-    own = os.path.join(root, layout.VENV, "bin", "python")  # by a set-up of the project's
-    used = environment.python_of(made) or job.get("python") or (own if os.path.exists(own) else made.get("python"))
-    return str(used or job["base_python"])
-
-
 def argv(root: str, job: Dict[str, Any], words: List[str]) -> List[str]:
     """A command with its interpreter filled in, which a leading `python` means, and the newest snapshot's path.
 
     Raises:
         CannotStart: the newest snapshot is to be named, and none is complete.
     """
-    used = python(root, job)
+    used = interpreter.of(root, job)
     words = [used if words[0] == "python" else words[0], *words[1:]]
     words = [word.replace("{python}", used) for word in words]
     if any("{newest}" in word for word in words):
@@ -80,7 +72,7 @@ def start(
             child = subprocess.Popen(
                 words,
                 cwd=root,
-                env=variables.of_workload(root, job, segment, python(root, job)),
+                env=variables.of_workload(root, job, segment, interpreter.of(root, job)),
                 stdin=subprocess.DEVNULL,
                 stdout=reader.sink if reader is not None else log,
                 stderr=subprocess.STDOUT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,26 @@ def test_the_providers_own_keys_reach_neither_workload_nor_log(
         assert left == []
     finally:
         pod.lose()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_providers_own_key_is_not_the_workloads(
+    project: Project, make_pod: Callable[..., TestPod], monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Neither from the container's first process nor from the login, unless the settings name it."""
+    monkeypatch.setenv("CONTAINER_API_KEY", "pods-own-1")
+    monkeypatch.setenv("OF_THE_IMAGE", "yes")
+    pod = make_pod(setenv={"RUNPOD_API_KEY": "pods-own-2"})  # its first process has the others
+    monkeypatch.delenv("CONTAINER_API_KEY")
+    (project.root / "main.py").write_text(
+        "import os; print({n: os.environ.get(n) for n in ('CONTAINER_API_KEY', 'RUNPOD_API_KEY', 'OF_THE_IMAGE')})\n"
+        "print('last letters:', os.environ.get('RUNPOD_API_KEY', '')[-4:])\n"
+    )
+    secrets = 'secrets = ["RUNPOD_API_KEY"]' if named else ""
+    (project.root / "remote-run.toml").write_text(f'command = "python main.py"\n{secrets}\n')
+    done = project.run(project.on(pod, project.config()), **({"RUNPOD_API_KEY": "of-the-user"} if named else {}))
+    assert done.returncode == 0, done.stderr
+    log = (project.root / "runs/toy-train.log").read_text()
+    key = "'***'" if named else "None"
+    assert f"{{'CONTAINER_API_KEY': None, 'RUNPOD_API_KEY': {key}, 'OF_THE_IMAGE': 'yes'}}" in log
+    assert ("last letters: user" in log) == named

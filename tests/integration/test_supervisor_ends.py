@@ -22,7 +22,18 @@ class Provider:
 
     port: int = 0
     fail: int = 0
+    refuse: int = 0  # so many more are answered with 200 and a no
     asked: list[tuple[str, str, dict[str, Any], str]] = field(default_factory=list)
+
+
+def said(path: str, body: dict[str, Any], refuse: bool) -> dict[str, Any]:
+    """The documented answers: a GraphQL object (`podTerminate` has no value), or Vast's `success`."""
+    if path != "/graphql":
+        return {"success": False, "error": "busy", "msg": "try later"} if refuse else {"success": True}
+    if refuse:
+        return {"errors": [{"message": "try later"}], "data": None}
+    stopped = {"podStop": {"id": "p1", "desiredStatus": "EXITED"}} if "podStop" in body["query"] else None
+    return {"data": stopped or {"podTerminate": None}}
 
 
 @pytest.fixture
@@ -34,10 +45,8 @@ def provider() -> Iterator[Provider]:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
             told.asked.append((self.command, self.path, body, str(self.headers.get("Authorization"))))
             failing = len(told.asked) <= told.fail
-            said = {"success": True}
-            if self.path == "/graphql":
-                said = {"data": {name: {"id": "p1"} for name in ("podStop", "podTerminate") if name in body["query"]}}
-            content = json.dumps(said).encode()
+            content = json.dumps(said(self.path, body, told.refuse > 0 and not failing)).encode()
+            told.refuse -= not failing
             self.send_response(500 if failing else 200)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -74,7 +83,7 @@ def pod_end(pod: TestPod) -> dict[str, Any]:
 def test_after_a_verified_download_it_ends_itself(
     project: Project, make_pod: Callable[..., TestPod], provider: Provider
 ) -> None:
-    provider.fail = 2  # it asks again until the API says yes
+    provider.fail = provider.refuse = 1  # it asks again until the API says yes
     pod = make_pod(setenv=runpod(provider))
     done = project.run(project.on(pod, project.config(), "--on-success", "terminate"))
     assert done.returncode == 0, done.stderr
