@@ -21,7 +21,7 @@ from remote_runner import secrets
 from remote_runner.agent import printable
 from remote_runner.code_files import left_out
 from remote_runner.errors import UsageFault
-from remote_runner.pod import facts, files, layout
+from remote_runner.pod import files, layout
 from remote_runner.transfer import Item
 
 SUFFIX = "-code.tar.gz"
@@ -120,13 +120,13 @@ def _environment(events: Path, attempt: str) -> dict[str, Any]:
     except OSError:
         return {}
     for line in lines:
-        if f'"{facts.EVENT}"' not in line or attempt not in line:
+        if f'"{noting.EVENT}"' not in line or attempt not in line:
             continue
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        if row.get("what") == facts.EVENT and row.get("attempt") == attempt:
+        if row.get("what") == noting.EVENT and row.get("attempt") == attempt:
             found = {k: v for k, v in row.items() if k not in ("t", "at", "what", "attempt")}
     return found
 

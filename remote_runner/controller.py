@@ -12,6 +12,7 @@ from remote_runner import (
     changes,
     checking,
     ending,
+    guard,
     preflight,
     pushing,
     record,
@@ -108,7 +109,7 @@ def _refuse_existing_in_store(start: Start) -> None:
 
 
 def dry_run(access: Access, plan: Plan, view: View) -> str:
-    """All checks up to the guard; nothing changes here or on the pod.
+    """All checks, and a look at what the guard would say; nothing changes here or on the pod.
 
     Returns:
         What a run would do, in one line.
@@ -116,6 +117,7 @@ def dry_run(access: Access, plan: Plan, view: View) -> str:
     code = upload.collect(plan)
     with ssh.connect(access.endpoint(plan.root), view.tell) as pod:
         facts = preflight.check(pod, plan, code.size, starting.snapshot_bytes(plan), view.tell)
+        guard.look(pod, plan, facts, view.tell)
     return (
         f"would send {len(code.items)} files ({checking.shown_size(code.size)}) to {facts.root} on {pod.endpoint}, "
         f"then run: {' '.join(plan.command)}"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from remote_runner import archive, download, finiteness, follow, record, settings, ssh
+from remote_runner import archive, download, finiteness, follow, interruption, record, settings, ssh
 from remote_runner import report as reports
 from remote_runner.agent import Denied, printable
 from remote_runner.errors import BackupFailed, OutOfContact, RunnerError, Unverified
@@ -29,10 +29,11 @@ def finish(run: Running, report: Report, journal: Journal, view: View) -> Report
         report: begun; what becomes of the run is added to it.
     """
     report.pod_end = f"{run.link.endpoint} may go on and be billed: look in the provider's console"
+    status: dict[str, Any] = {}
     try:
         with journal.phase("run"):
             seen = _follow(run, view)
-        _take_end(report, seen)
+        status = _take_end(report, seen)
         _bring_home(run, report, journal, view)
     except OutOfContact as e:
         report.problems.append({"exit_code": e.exit_code, "message": str(e), "fix": e.fix})
@@ -41,10 +42,11 @@ def finish(run: Running, report: Report, journal: Journal, view: View) -> Report
         run.backups.close()
     report.backups, report.last_backup = run.backups.made, run.backups.last.id if run.backups.last else ""
     reports.add_local_facts(report, run.root, run.outputs)
+    interruption.take_status(report, status)
     report.steps_repeated = reports.repeated_steps(report.segments) if report.resumed_from else None
     report.phases_s = {k: round(v, 2) for k, v in journal.phases.items()}
     report.wall_s = round(time.monotonic() - journal.began_s, 2)
-    report.settle()
+    interruption.conclude(report, _can_resume(run))
     _write_down(run, report, journal, view)
     return report
 
@@ -71,6 +73,8 @@ def _write_down(run: Running, report: Report, journal: Journal, view: View) -> N
     try:
         reports.save(report, run.root)
         _close_record(run.root, report)
+        if report.interruption is not None:
+            journal.event("interruption", **report.interruption)
         journal.event("end", cause=report.cause, exit_code=report.exit_code)
     except OSError as e:
         message = f"the report can't be written: {e.filename or run.root}: {e.strerror}"
@@ -113,11 +117,19 @@ def _let_the_pod_end(run: Running, report: Report, give_up: Callable[[], float])
         report.pod_end += f": {24 * price:.2f} USD a day"
 
 
-def _take_end(report: Report, seen: dict[str, Any]) -> None:
+def _can_resume(run: Running) -> bool:
+    try:
+        return settings.load(run.root, run.name).resume_words is not None
+    except RunnerError:
+        return True  # broken meanwhile: a resume will say so
+
+
+def _take_end(report: Report, seen: dict[str, Any]) -> dict[str, Any]:
+    """The run's end, into the report; the status that told it."""
     status = seen.get("status")
     if not isinstance(status, dict):
         report.cause, report.evidence = "lost", "the run's folder on the pod is gone, and its status with it"
-        return
+        return {}
     ended = status.get("exit")
     report.segment = status.get("segment")
     prepared = status.get("prepared")
@@ -132,6 +144,7 @@ def _take_end(report: Report, seen: dict[str, Any]) -> None:
         restarted = seen.get("fate") == "restarted"
         why = "the pod's container was restarted" if restarted else "the supervisor on the pod was killed"
         report.evidence = f"{why}, and no exit record was left"
+    return status
 
 
 def _last_backup(run: Running, report: Report, give_up: Callable[[], float], tell: Callable[[str], None]) -> None:

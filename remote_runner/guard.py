@@ -10,14 +10,17 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from remote_runner import record, ssh
+from remote_runner import preflight, record, ssh, zipapp
 from remote_runner.agent import Agent, Denied, printable
 from remote_runner.errors import PreflightFailed, Refused, RunnerError, UsageFault
 from remote_runner.hostkeys import Policy
 from remote_runner.plan import Plan
+from remote_runner.pod import layout
 from remote_runner.preflight import Facts
 from remote_runner.ssh import LinkLost, Pod
 from remote_runner.target import parse
+
+HERE = "this machine"  # where an experiment runs without a pod
 
 
 def hold(pod: Pod, plan: Plan, facts: Facts, tell: Callable[[str], None]) -> Agent:
@@ -52,6 +55,23 @@ def hold(pod: Pod, plan: Plan, facts: Facts, tell: Callable[[str], None]) -> Age
     return agent
 
 
+def look(pod: Pod, plan: Plan, facts: Facts, tell: Callable[[str], None]) -> None:
+    """See what `hold` would refuse for, without holding or writing anything there.
+
+    Raises:
+        Refused: as `hold`.
+    """
+    ask = {"lease": str(facts.root / layout.LEASE), "match": plan.settings.patterns}
+    seen = preflight.answer(pod, zipapp.looking_source(), ask)
+    refused = refusal(str(pod.endpoint), Denied(seen)) if seen.get("reason") else None
+    if refused is None:
+        tell("nothing trains there, and nobody holds the folder")
+    elif seen["reason"] == "running" and plan.options.ignore_running:
+        tell(f"a start would go on all the same, as asked: {refused}")
+    else:
+        raise refused
+
+
 def _died(died: dict[str, Any]) -> str:
     """The last job there has left no exit record: say so once, when the next one takes its place."""
     why = "the pod was restarted" if died.get("fate") == "restarted" else "its supervisor was killed"
@@ -66,6 +86,9 @@ def _show(process: dict[str, Any]) -> str:
 def _follow(where: str, found: list[dict[str, Any]]) -> str:
     """How to look at what runs there, where it is a run of this tool."""
     runs = {(str(p["run"]), str(p.get("root"))): None for p in found if p.get("run")}
+    if where == HERE:
+        logs = [f"{root}/{layout.log(name)}" for name, root in runs]
+        return printable(f"; its log: {', '.join(logs)}") if logs else "; no run of this tool is among it"
     words = [f"remote-run attach {where} {name} --remote-dir {root}" for name, root in runs]
     return printable(f", or follow it: {'; '.join(words)}") if words else "; no run of this tool is among it"
 
@@ -103,10 +126,11 @@ def refusal(where: str, denied: Denied) -> Refused:
     if denied.reason == "held":
         lease = denied.facts.get("lease") or {}
         name = printable(str(lease.get("name", "?")))
+        look = f"remote-run attach {where} {name}" if where != HERE else layout.log(name)
         return Refused(
             f"{where} is held by {printable(str(lease.get('controller', 'somebody')))} (pid {lease.get('pid', '?')}) "
             f"since {printable(str(lease.get('since', '?')))} for the run {name!r}",
-            fix=f"look at it (remote-run attach {where} {name}), or wait for its end",
+            fix=f"wait for its end, or look at it: {look}",
         )
     if denied.reason == "running":
         found = [p for p in denied.facts.get("processes", []) if isinstance(p, dict)]

@@ -125,9 +125,15 @@ def check(name: str, kind: str, key: bytes, policy: Policy) -> None:
     elif not _asked(name, kind, seen):
         raise PreflightFailed(
             f"{name}: unknown host key {seen} ({kind})",
-            fix="compare it with what the provider's console or log shows, then add --host-key " + seen,
+            fix=f"{_WHERE_IT_STANDS}. If it is that one, add --host-key {seen}",
         )
     _pin(name, kind, key, policy)
+
+
+_WHERE_IT_STANDS = (
+    "The real one stands in the container's log at the provider, where the image prints its keys as it starts, or in "
+    "the provider's web terminal: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+)
 
 
 def _show(entry: Known) -> str:
@@ -140,8 +146,9 @@ def _show(entry: Known) -> str:
 def _changed(name: str, seen: str, expected: str, where: str) -> PreflightFailed:
     return PreflightFailed(
         f"{name}: the host key is {seen}, but {where} says {expected}; nothing was sent",
-        fix="a re-used address is the usual cause: another pod stands there now. If the new fingerprint is what "
-        f"the provider shows, remove that line (ssh-keygen -R '{name}', or edit the file) and connect again",
+        fix="a re-used address is the usual cause: another pod stands there now. "
+        f"{_WHERE_IT_STANDS}. If it is the new one, the same command with --host-key {seen} (and remove the old line: "
+        f"ssh-keygen -R '{name}')",
     )
 
 

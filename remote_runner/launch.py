@@ -44,6 +44,7 @@ def job(plan: Plan) -> dict[str, Any]:
         "memory_limit_mb": options.memory_limit_mb or settings.memory_limit_mb,
         "resume_command": plan.resume_command,
         "restarts": settings.restarts,
+        "preserve": options.preserve,
         "limit": options.limit,
         "on_success": options.on_success,
         "on_failure": options.on_failure,

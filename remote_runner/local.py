@@ -18,14 +18,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from remote_runner import interruption, record, resume, zipapp
 from remote_runner import launch as launching
-from remote_runner import record, resume, zipapp
 from remote_runner import report as reports
 from remote_runner.agent import Denied, printable
 from remote_runner.errors import NotStarted
-from remote_runner.guard import refusal
+from remote_runner.guard import HERE, refusal
 from remote_runner.plan import Plan
-from remote_runner.pod import fate, files, follow, hold, launch, layout, preserve, trainers
+from remote_runner.pod import fate, files, follow, foreign, hold, launch, layout, preserve, trainers
 from remote_runner.pod.session import Refusal
 from remote_runner.record import Journal
 from remote_runner.report import Report
@@ -34,11 +34,8 @@ LOOK_S = 0.2
 _PASSED_ON = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 
-def run(plan: Plan, tell: Callable[[str], None], *, keep_old: bool = True) -> Report:
+def run(plan: Plan, tell: Callable[[str], None]) -> Report:
     """Run an experiment here to its end.
-
-    Args:
-        keep_old: before a resume, preserve what stands in the run's places.
 
     Raises:
         Refused: a trainer or another job runs here. NotStarted: the supervisor did not come up.
@@ -47,7 +44,9 @@ def run(plan: Plan, tell: Callable[[str], None], *, keep_old: bool = True) -> Re
         journal = Journal(plan.root, plan.name)
         fd = _hold(plan, tell)
         try:
-            source = _preserve(plan, journal, tell) if plan.options.resume and keep_old else ""
+            source, sha256 = _source(plan) if plan.options.resume else ("", {})
+            if plan.options.resume and plan.options.preserve:
+                resume.preserve_here(plan, journal, tell)
             if plan.options.fresh:
                 kept = preserve.preserve(str(plan.root), plan.outputs, plan.name, resume.stamp(), move=True)
                 tell(f"kept as {', '.join(kept) or 'nothing: there was none'}")
@@ -64,7 +63,7 @@ def run(plan: Plan, tell: Callable[[str], None], *, keep_old: bool = True) -> Re
         journal.event("launched", attempt=plan.attempt, deadline=deadline)
         with journal.phase("run"):
             seen = _watch(plan, offset)
-        return _report(plan, journal, seen, source)
+        return _report(plan, journal, seen, source, sha256)
 
 
 def refuse_running(plan: Plan) -> None:
@@ -74,16 +73,16 @@ def refuse_running(plan: Plan) -> None:
         Refused: a trainer or another job runs here.
     """
     if (found := trainers.jobs(plan.settings.patterns)) and not plan.options.ignore_running:
-        raise refusal("this machine", Denied({"reason": "running", "processes": found}))
+        raise refusal(HERE, Denied({"reason": "running", "processes": found}))
 
 
 def _hold(plan: Plan, tell: Callable[[str], None]) -> int:
-    lease = {"controller": "this machine", "pid": os.getpid(), "name": plan.name, "config": plan.config}
+    lease = {"controller": HERE, "pid": os.getpid(), "name": plan.name, "config": plan.config}
     lease["attempt"] = plan.attempt
     try:
         taken = hold.take(str(plan.root), lease, plan.settings.patterns, plan.options.ignore_running)
     except Refusal as e:
-        raise refusal("this machine", Denied(e.facts)) from None
+        raise refusal(HERE, Denied(e.facts)) from None
     for line in taken["gpu"]:
         tell(f"the GPU is in use: {printable(line)}")
     if taken["died"]:
@@ -91,16 +90,16 @@ def _hold(plan: Plan, tell: Callable[[str], None]) -> int:
     return int(taken["fd"])
 
 
-def _preserve(plan: Plan, journal: Journal, tell: Callable[[str], None]) -> str:
-    """Keep links and copies of what the resume will go on from; the root of its newest snapshot."""
-    kept = preserve.preserve(str(plan.root), plan.outputs, plan.name, resume.stamp(), move=False)
-    found = [h for _path, h, _why in layout.snapshots(str(plan.root), plan.outputs) if h is not None]
-    source = layout.newest(found)
-    paths = [path for path, h, _why in layout.snapshots(str(plan.root), plan.outputs) if h is not None]
-    journal.event("preserved", folders=kept, sha256={path: files.digest(str(plan.root), path) for path in paths})
-    if kept:
-        tell(f"kept as {', '.join(kept)}")
-    return f"here: {source['stage']} step {source['step']}, root {source['root'][:16]}" if source else ""
+def _source(plan: Plan) -> tuple[str, dict[str, str]]:
+    """What the resume will go on from, in words, and its SHA-256 by path; empty where nothing is here."""
+    root, rules = str(plan.root), plan.settings.rules
+    own = layout.snapshots(root, plan.outputs)
+    found = [(h, path) for path, h, _why in [*own, *foreign.heads(root, plan.outputs, rules)] if h is not None]
+    if not found:
+        return "", {}
+    head, path = max(found, key=lambda one: (one[0]["stage_index"], one[0]["step"]))
+    sha256 = head["root"] if head.get("rule") else files.digest(root, path)
+    return f"here: {head['stage']} step {head['step']}, root {head['root'][:16]}", {path: sha256}
 
 
 # no image and no container: this machine's own python and variables
@@ -154,21 +153,25 @@ def _watch(plan: Plan, offset: int) -> dict[str, Any]:
             time.sleep(LOOK_S)
 
 
-def _report(plan: Plan, journal: Journal, seen: dict[str, Any], source: str) -> Report:
-    report = Report(plan.name, plan.attempt, "this machine", cause="lost", resumed_from=source)
-    ended = (seen.get("status") or {}).get("exit") or {}
-    report.segment = (seen.get("status") or {}).get("segment")
+def _report(plan: Plan, journal: Journal, seen: dict[str, Any], source: str, sha256: dict[str, str]) -> Report:
+    report = Report(plan.name, plan.attempt, HERE, cause="lost", resumed_from=source, source_sha256=sha256)
+    status = seen.get("status") or {}
+    ended = status.get("exit") or {}
+    report.segment = status.get("segment")
     report.evidence = "the supervisor is gone and left no exit record"
     if ended:
         report.cause, report.evidence = str(ended["cause"]), str(ended["evidence"])
         report.workload_code, report.workload_signal = ended["code"], ended["signal"]
     report.hardware = _hardware()
     reports.add_local_facts(report, plan.root, plan.outputs)
+    interruption.take_status(report, status)
     report.steps_repeated = reports.repeated_steps(report.segments) if source else None
     report.phases_s = {name: round(seconds, 2) for name, seconds in journal.phases.items()}
     report.wall_s = round(time.monotonic() - journal.began_s, 2)
-    report.settle()
+    interruption.conclude(report, plan.settings.resume_words is not None)
     reports.save(report, plan.root)
+    if report.interruption is not None:
+        journal.event("interruption", **report.interruption)
     journal.event("end", cause=report.cause, exit_code=report.exit_code)
     return report
 

@@ -54,6 +54,7 @@ class Options:
     on_failure: str = "keep"
     stop_after_s: float = 1800.0  # how long the pod waits for somebody to fetch the results before that
     on_interrupt: str = "detach"  # Ctrl-C while following: detach, or pause the run
+    preserve: bool = True  # before a resume, keep links and copies of what stands in the run's places
     yes: bool = False  # send a large upload unasked
     take_over: bool = False  # follow though another controller does
     require_finite: bool = False  # a NaN or an infinity in what comes home is an error of another trainer too

@@ -46,9 +46,17 @@ def probe(pod: Pod, project: str, remote_dir: str, python: str = "") -> dict[str
     Raises:
         PreflightFailed: no python3, or its answer can't be read.
     """
+    return answer(pod, zipapp.probe_source(), {"project": project, "remote_dir": remote_dir, "python": python})
+
+
+def answer(pod: Pod, source: str, ask: dict[str, Any]) -> dict[str, Any]:
+    """What a source that defines `say(nonce, ask)` prints on the pod, where nothing is written.
+
+    Raises:
+        PreflightFailed: as `probe`.
+    """
     nonce = secrets.token_hex(16)
-    ask = json.dumps({"project": project, "remote_dir": remote_dir, "python": python})
-    source = f"{zipapp.probe_source()}\nsay({nonce!r}, json.loads({ask!r}))\n"
+    source = f"{source}\nimport json\nsay({nonce!r}, json.loads({json.dumps(ask)!r}))\n"
     try:
         done = pod.run(python_command("import sys; exec(sys.stdin.read())"), source.encode(), timeout_s=PROBE_S)
     except LinkLost as e:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,14 @@ class Report:
     last_durable: list[dict[str, Any]] = field(default_factory=list)  # stage, step, root, newest stage last
     resumed_from: str = ""
     same_run: bool = False  # gone on with, by a trainer that proves its states, and nothing of identity or code changed
+    source_sha256: dict[str, str] = field(default_factory=dict)  # of the snapshots that it went on from
+    restarts: int = 0  # after a crash, by the supervisor
+    steps_lost: int | None = None  # done and in no snapshot; None: unknown
+    steps_lost_at_least: int = 0
     steps_repeated: int | None = None  # None: unknown
+    resumable: str = ""  # what --resume would go on from, or why it can't
+    gpu_contention: dict[str, Any] = field(default_factory=dict)  # empty: not measured
+    interruption: dict[str, Any] | None = None
     segments: list[dict[str, Any]] = field(default_factory=list)
     phases_s: dict[str, float] = field(default_factory=dict)
     setup_s: dict[str, float] = field(default_factory=dict)  # on the pod, by what was prepared
@@ -61,6 +69,12 @@ class Report:
     pod_end: str = ""  # what becomes of the pod, and of its bill
     log_tail: list[str] = field(default_factory=list)
     exit_code: int = 70
+
+    def begin(self, attempt: dict[str, Any]) -> None:
+        """What the run's record knows of the attempt since its start."""
+        self.resumed_from = str(attempt.get("resumed_from") or "")
+        self.source_sha256 = dict(attempt.get("source_sha256") or {})
+        self.hardware = str(attempt.get("hardware") or "")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False)
@@ -97,6 +111,8 @@ class Report:
             lines.append(f"  problem: {problem['message']}")
         if self.exit_code not in (0, 75) and self.log_tail:
             lines += ["  last lines of its log:", *(f"    {line}" for line in self.log_tail[-TAIL_LINES:])]
+        if self.resumable:
+            lines.append(f"  {self.resumable}")
         return printable("\n".join(lines))
 
 
@@ -120,7 +136,16 @@ def add_local_facts(report: Report, root: Path, outputs: list[str]) -> None:
         with log.open("rb") as f:
             f.seek(max(0, log.stat().st_size - 16_384))
             text = f.read().decode("utf-8", "replace").replace("\r", "\n")
-        report.log_tail = [printable(line) for line in text.splitlines()[-TAIL_LINES:]]
+        report.log_tail = [printable(line) for line in _last_segment(text.splitlines())[-TAIL_LINES:]]
+
+
+_STARTED = re.compile(r"^\[remote-run\] \S+ segment (\d+): ")
+
+
+def _last_segment(lines: list[str]) -> list[str]:
+    """Lines from where the last segment began on; all of them where that lies further back."""
+    begun = [(i, found.group(1)) for i, line in enumerate(lines) if (found := _STARTED.match(line))]
+    return lines[next(i for i, number in begun if number == begun[-1][1]) :] if begun else lines
 
 
 def _add_changes(report: Report, known: dict[str, Any]) -> None:
@@ -143,8 +168,12 @@ def _add_changes(report: Report, known: dict[str, Any]) -> None:
 
 
 def _segments(metrics: Path) -> list[dict[str, Any]]:
-    """Each uninterrupted life of the trainer: steps it logged and when; torn lines are dropped."""
+    """Each uninterrupted life of the trainer: steps it logged and when; torn lines are dropped.
+
+    `training_s` is its time in the training loop, where the trainer's rows tell (they count over all segments).
+    """
     found: dict[int, dict[str, Any]] = {}
+    clocks: dict[str, list[tuple[int, float]]] = {}  # stage -> (step, training seconds up to it)
     if not metrics.is_file():
         return []
     with metrics.open("rb") as f:
@@ -159,7 +188,23 @@ def _segments(metrics: Path) -> list[dict[str, Any]]:
             one["until_unix_s"] = t
             first, _ = one["steps"].get(stage, (step, step))
             one["steps"][stage] = (first, step)
+            if isinstance(trained_s := row.get("training_s"), (int, float)):
+                _count(one, clocks.setdefault(stage, []), stage, step, float(trained_s))
+    for one in found.values():
+        if since := one.pop("since_s", None):
+            one["training_s"] = round(sum(until - began for began, until in since.values()), 3)
     return [found[n] for n in sorted(found)]
+
+
+def _count(one: dict[str, Any], clock: list[tuple[int, float]], stage: str, step: int, trained_s: float) -> None:
+    """Note how far a segment's own training time reaches in a stage: from the state that it went on from."""
+    since = one.setdefault("since_s", {})
+    if stage not in since:
+        while clock and clock[-1][0] >= step:
+            clock.pop()  # rows of steps that were lost and done again
+        since[stage] = (clock[-1][1] if clock else 0.0, trained_s)
+    since[stage] = (since[stage][0], trained_s)
+    clock.append((step, trained_s))
 
 
 def repeated_steps(segments: list[dict[str, Any]]) -> int | None:

@@ -295,3 +295,12 @@ def bring_here(plan: Plan, winner: Winner, tell: Callable[[str], None]) -> None:
         restoring.put_in_place(winner.fetched, winner.manifest, plan.root)
     if known:
         record.save(plan.root, plan.name, known)
+
+
+def preserve_here(plan: Plan, journal: record.Journal, tell: Callable[[str], None]) -> None:
+    """Keep links and copies of what stands here before a recovery: its download will replace it."""
+    root = str(plan.root)
+    kept = preserve.preserve(root, plan.outputs, plan.name, stamp(), move=False)
+    if kept:
+        journal.event("preserved", folders=kept, sha256=preserve.digests(root, plan.outputs, plan.settings.rules))
+        tell(f"kept here as {', '.join(kept)}")

@@ -142,6 +142,8 @@ def attach(
             on_interrupt=on_interrupt,
         )
         report = Report(known.name, known.attempt, str(agent.pod.endpoint), cause="unknown")
+        if last.get("attempt") == known.attempt:
+            report.begin(last)
         return ending.finish(run, report, journal, view)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import logging
 import os
 import socket
 import threading
@@ -38,6 +39,9 @@ KEEPALIVE_S = 15
 _LAST_WORD_S = 0.5
 _KEPT_STDERR_BYTES = 16_384
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
+
+# What goes wrong comes to us as an exception; without a handler its threads would print tracebacks at a user
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class LinkLost(Exception):

@@ -98,7 +98,10 @@ def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
     with journal.phase("launch"):
         changed = changes.look(plan, code, winner)
         changes.tell(plan, changed, tell)
-        entry = _remember(plan, pod, facts, start.access, code, changed)
+        source = {} if winner is None else {"resumed_from": str(winner), "source_sha256": _digest(agent, winner)}
+        if source:
+            journal.event("resuming", **source)
+        entry = _remember(plan, pod, facts, start.access, code, changed, source)
         last = entry["attempts"][-1]
         facts_kept = {key: last[key] for key in ("attempt", "target", "hardware")}
         about = {**facts_kept, "config": plan.config, "command": plan.start_command, "git": entry["git"]}
@@ -126,8 +129,8 @@ def _start_on(pod: ssh.Pod, start: Start) -> tuple[Running, Report]:
         take_over=True,  # we have started it
         on_interrupt=plan.options.on_interrupt,
     )
-    report = Report(plan.name, plan.attempt, str(pod.endpoint), cause="unknown", resumed_from=str(winner or ""))
-    report.hardware = facts.hardware
+    report = Report(plan.name, plan.attempt, str(pod.endpoint), cause="unknown")
+    report.begin(entry["attempts"][-1])
     return run, report
 
 
@@ -193,13 +196,18 @@ def _settle_state(agent: Agent, start: Start) -> resume.Winner | None:
     winner = resume.choose(agent, plan, start.store, tell, start.only_from)
     if winner.place == "store":
         resume.bring_here(plan, winner, tell)
-    if winner.place != "pod":
-        if there:
-            _keep_on_pod(agent, plan, tell)
-        if winner.on_pod:
-            pulling.put_in_place(Direct(agent, plan, start.store, tell), winner.manifest, winner.on_pod)
-        else:
-            upload.send_run(agent, plan, tell)
+    elif plan.options.preserve:
+        resume.preserve_here(plan, start.journal, tell)
+    if winner.place == "pod":
+        if plan.options.preserve:
+            _keep_on_pod(agent, plan, tell, move=False)
+        return winner
+    if there:
+        _keep_on_pod(agent, plan, tell)
+    if winner.on_pod:
+        pulling.put_in_place(Direct(agent, plan, start.store, tell), winner.manifest, winner.on_pod)
+    else:
+        upload.send_run(agent, plan, tell)
     return winner
 
 
@@ -208,9 +216,17 @@ def _was_done(plan: Plan) -> bool:
     return bool(ended.get("cause") == "done")
 
 
-def _keep_on_pod(agent: Agent, plan: Plan, tell: Callable[[str], None]) -> None:
-    kept = agent.ask("preserve", outputs=plan.outputs, name=plan.name, stamp=resume.stamp(), move=True)
+def _keep_on_pod(agent: Agent, plan: Plan, tell: Callable[[str], None], move: bool = True) -> None:
+    """Set aside there what another state replaces, or keep links and copies of what the run goes on from."""
+    kept = agent.ask("preserve", outputs=plan.outputs, name=plan.name, stamp=resume.stamp(), move=move)
     tell(f"kept on the pod as {', '.join(map(str, kept.get('preserved', [])))}")
+
+
+def _digest(agent: Agent, winner: resume.Winner) -> dict[str, str]:
+    """SHA-256 of the snapshot that the run goes on from, as it lies on the pod now, by its path."""
+    one = winner.candidate
+    told = agent.ask("hash", paths=[one.path]).get("sha256") or {}
+    return {one.path: str(told.get(one.path) or one.root)}  # a folder's: the digest over its files
 
 
 def _keep_here(plan: Plan, tell: Callable[[str], None]) -> None:
@@ -255,8 +271,13 @@ def _remember(
     access: Access,
     code: upload.Code,
     changed: changes.Changes,
+    source: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write the run's record with this attempt added."""
+    """Write the run's record with this attempt added.
+
+    Args:
+        source: what it goes on from; empty for a fresh start.
+    """
     found = record.load(plan.root, plan.name)
     attempt = {
         "attempt": plan.attempt,
@@ -275,6 +296,7 @@ def _remember(
         "env": plan.env,
         "hardware": facts.hardware,
         "require_finite": plan.options.require_finite,
+        **source,
         **changed.fields,
     }
     found.update(

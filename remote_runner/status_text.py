@@ -21,9 +21,11 @@ def describe(seen: dict[str, Any], where: str = "TARGET") -> str:
     status = seen.get("status") or {}
     now = float(seen.get("now_unix_s") or time.time())
     name = status.get("name")
-    lines = [f"{name}: {status.get('state')}, attempt {status.get('attempt')}, segment {status.get('segment')}"]
-    lines += _progress(status, now)
     fate = seen.get("fate")
+    # the status of a run whose supervisor was killed says still what it was doing then
+    state = status.get("state") if fate in ("running", "ended") else f"LOST while {status.get('state')}"
+    lines = [f"{name}: {state}, attempt {status.get('attempt')}, segment {status.get('segment')}"]
+    lines += _progress(status, now)
     if fate == "running":
         lines += _running(status, now)
         lines.append(f"  follow it: remote-run attach {where} {name}")

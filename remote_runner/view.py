@@ -84,7 +84,9 @@ class View:
 
     def tell(self, text: str) -> None:
         """One line of talk, with the local time."""
-        line = f"{time.strftime('%H:%M:%S')} {printable(text)}"
+        # a log is read later and elsewhere: there a time has its date and its offset
+        form = "%H:%M:%S" if self._console.is_terminal else "%Y-%m-%d %H:%M:%S%z"
+        line = f"{time.strftime(form)} {printable(text)}"
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False)
         else:

@@ -46,17 +46,38 @@ def build() -> Zipapp:
 _BULK = ("files", "wire", "session", "parts", "flush", "intake", "bulk")  # in the order of their imports
 
 
+def _modules(names: tuple[str, ...]) -> list[list[str]]:
+    """[[name, source], ...] of modules of pod/, in this order, for a loader that installs nothing."""
+    package = resources.files("remote_runner") / "pod"
+    sources = [["remote_runner", ""], ["remote_runner.pod", ""]]
+    return sources + [[f"remote_runner.pod.{n}", (package / f"{n}.py").read_text(encoding="utf-8")] for n in names]
+
+
+_LOADING = """
+import json, sys, types
+for name, text in json.loads({modules!r}):
+    module = sys.modules[name] = types.ModuleType(name)
+    above, _, last = name.rpartition(".")
+    if above:
+        setattr(sys.modules[above], last, module)
+    exec(compile(text, name, "exec"), module.__dict__)
+"""
+
+
+@cache
+def looking_source() -> str:
+    """The source that looks who trains on a machine (pod/looking.py), run from stdin; it leaves nothing there."""
+    modules = json.dumps(_modules(("procs", "trainers", "looking")))
+    return _LOADING.format(modules=modules) + "say = sys.modules['remote_runner.pod.looking'].say\n"
+
+
 @cache
 def bulk_program() -> bytes:
     """The sources of the program of a data connection, small enough to go out with the request to start it.
 
     A zlib stream of JSON: [[name, source], ...], run by the loader in transfer/channels.py; nothing is installed.
     """
-    package = resources.files("remote_runner") / "pod"
-    sources = [["remote_runner", ""], ["remote_runner.pod", ""]]
-    for name in _BULK:
-        sources.append([f"remote_runner.pod.{name}", (package / f"{name}.py").read_text(encoding="utf-8")])
-    return zlib.compress(json.dumps(sources).encode(), 9)
+    return zlib.compress(json.dumps(_modules(_BULK)).encode(), 9)
 
 
 def probe_source() -> str:

@@ -4,6 +4,8 @@
     scripts/soak_supervisor.py deadline --rounds 20     pause and end within 2 s of the times that status had shown,
                                                         every core busy, the controller killed in half of the rounds
     scripts/soak_supervisor.py pairs --rounds 20        two controllers started together: one 0, one 4
+    scripts/soak_supervisor.py network --freeze-s 300   the network silent for so long while a run is followed: the
+                                                        controller ends with 0, a log that was shown has every line
 
 A few rounds by default; prints one line a round and a summary, exit 1 when one round broke its word.
 """
@@ -18,13 +20,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import pods
+import relay
 from projects import Project
 
 WITHIN_S = 2.0
@@ -89,20 +93,83 @@ def one_deadline(number: int) -> tuple[bool, str]:
 
 def one_pair(number: int) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory(prefix="soak-") as folder, pods.running(Path(folder) / "pod") as pod:
+        # long enough that on a busy machine the second still meets the first
         pair = [Project.create(Path(folder) / side / "project") for side in "ab"]
-        started = [one.start(one.on(pod, one.config("toy", steps=30, step_s=0.05))) for one in pair]
+        started = [one.start(one.on(pod, one.config("toy", steps=240, step_s=0.05))) for one in pair]
         said = [process.communicate(timeout=300)[0] for process in started]
         codes = sorted(process.returncode for process in started)
         return codes == [0, 4], f"exit codes {codes}" + ("" if codes == [0, 4] else f"\n{said}")
 
 
+COUNTS = """
+import os, time
+from pathlib import Path
+out = Path("artifacts/toy")
+out.mkdir(parents=True, exist_ok=True)
+end = time.time() + float(os.environ["LASTS_S"])
+i = 0
+while time.time() < end:
+    print(f"line {i:06}", flush=True)
+    i += 1
+    time.sleep(0.1)
+(out / "lines").write_text(str(i))
+"""
+
+
+def one_cut(freeze_s: float) -> tuple[bool, str]:
+    """A network that passes nothing on for a while, and closes nothing."""
+    with (
+        tempfile.TemporaryDirectory(prefix="soak-") as folder,
+        pods.running(Path(folder) / "pod") as pod,
+        relay.to(pod.port) as way,
+    ):
+        project = Project.create(Path(folder) / "project")
+        (project.root / "counts.py").write_text(COUNTS)
+        env = f'env = {{ LASTS_S = "{freeze_s + 90:.0f}" }}'
+        (project.root / "remote-run.toml").write_text(
+            f'[runs."*"]\ncommand = ["python", "counts.py"]\npause = "contract"\n{env}\n'
+        )
+        through = {pod.address: pod.address.replace(str(pod.port), str(way.port))}
+        start = [through.get(w, w) for w in project.on(pod, project.config(), "--backup-every", "30s")]
+        began, running = time.monotonic(), project.start(start)
+        log = pod.root / "runs/toy-train.log"
+        pods.wait_for(lambda: log.exists() and "line 000020" in log.read_text(), "the workload", 60)
+        shown = Path(folder) / "shown"
+        with shown.open("wb") as sink:
+            logs = [through.get(w, w) for w in project.at("logs", pod, "toy", "-f", "--tail", 1 << 20)]
+            follows = subprocess.Popen(logs, cwd=project.root, stdout=sink, stderr=subprocess.DEVNULL)
+        pods.wait_for(lambda: b"line" in shown.read_bytes(), "the log is shown", 30)
+        way.freeze()
+        time.sleep(freeze_s)
+        way.thaw()
+        thawed = time.monotonic()
+        said, _ = running.communicate(timeout=600)
+        follows.wait(120)
+        count = int((pod.root / "artifacts/toy/lines").read_text())
+        lines = [row for row in shown.read_text().splitlines() if row.startswith("line ")]
+        there = log.read_bytes()
+        whole = lines == [f"line {i:06}" for i in range(count)]
+        home = (project.root / "runs/toy-train.log").read_bytes() == there and there.count(b"segment") == 1
+        good = running.returncode == 0 and whole and home and follows.returncode == 0
+        contact = [row.partition(" ")[2] for row in said.splitlines() if "contact" in row]
+        text = (
+            f"silent for {freeze_s:.0f} s: exit {running.returncode}, {len(lines)} of {count} lines shown, each once "
+            f"and in order: {whole}, log at home equal: {home}; ended {time.monotonic() - thawed:.0f} s after the "
+            f"thaw, {time.monotonic() - began:.0f} s in all; said: {' / '.join(contact)}"
+        )
+        return good, text if good else f"{text}\n{said}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["deadline", "pairs"])
+    parser.add_argument("what", choices=["deadline", "pairs", "network"])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--parallel", type=int, default=2)
+    parser.add_argument("--freeze-s", type=float, default=30, help="of network")
     given = parser.parse_args()
-    one = one_deadline if given.what == "deadline" else one_pair
+    one: Callable[[int], tuple[bool, str]] = {
+        "deadline": one_deadline, "pairs": one_pair, "network": lambda _number: one_cut(given.freeze_s)
+    }[given.what]  # fmt: skip
     load = busy_cores() if given.what == "deadline" else contextlib.nullcontext()
     with tempfile.TemporaryDirectory() as home, load, concurrent.futures.ThreadPoolExecutor(given.parallel) as pool:
         os.environ["HOME"] = home

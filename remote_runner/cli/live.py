@@ -168,7 +168,12 @@ def logs(target: str, name: str | None, follow: bool, lines: int, **given: Any) 
         click.echo(printable("".join(str(seen.get("log_tail")).splitlines(keepends=True)[-lines:])), nl=False)
         if follow:
             say = lambda text: print(text, file=sys.stderr)  # noqa: E731
-            seen = tail.to_end(agent, known.name, int(seen["log_offset"]), lambda text: click.echo(text, nl=False), say)
+            try:
+                show = lambda text: click.echo(text, nl=False)  # noqa: E731
+                seen = tail.to_end(agent, known.name, int(seen["log_offset"]), show, say)
+            except KeyboardInterrupt:
+                print(f"no longer shown; again: remote-run logs -f {where} {known.name}", file=sys.stderr)
+                return DETACHED
     if not follow and seen.get("fate") != "running":
         print(describe(seen, where), file=sys.stderr)
     return 0

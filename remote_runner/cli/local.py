@@ -44,6 +44,7 @@ def local(config: Path, extra: tuple[str, ...], **given: Any) -> int:
         max_s=given["max_hours"] * 3600,
         memory_limit_mb=given["memory_limit_mb"],
         ignore_running=given["ignore_running"],
+        preserve=not given["no_preserve"],
         extra=extra,
         accept=given["accept_change"],
     )
@@ -53,7 +54,7 @@ def local(config: Path, extra: tuple[str, ...], **given: Any) -> int:
         life.refuse_running(plan)
         words = [w for w in sys.argv[1:] if w != "--background"]
         return _leave(plan.name, plan.root, words, Path.cwd())
-    report = life.run(plan, lambda text: print(text, file=sys.stderr), keep_old=not given["no_preserve"])
+    report = life.run(plan, lambda text: print(text, file=sys.stderr))
     print(report.to_json() if given["as_json"] else report.summary(), file=sys.stderr)
     return report.exit_code
 

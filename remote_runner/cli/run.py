@@ -46,6 +46,7 @@ END = click.Choice(["keep", "stop", "terminate"])
 )
 @click.option("--require-finite", is_flag=True, help="End with 7 when NaN or infinity is in what came home.")
 @click.option("--all-outputs", is_flag=True, help="With --resume, send all of the outputs, also beyond 5 GB.")
+@click.option("--no-preserve", is_flag=True, help="With --resume, keep no copy of the state that it goes on from.")
 @click.option("--ignore-running", is_flag=True, help="Start although another training runs there.")
 @click.option("--yes", "-y", is_flag=True, help="Send the code though it is large.")
 @click.option("--dry-run", is_flag=True, help="Check everything, change nothing.")
@@ -79,6 +80,7 @@ def run(target: str, config: Path, extra: tuple[str, ...], **given: Any) -> int:
         ignore_running=given["ignore_running"],
         all_outputs=given["all_outputs"],
         yes=given["yes"],
+        preserve=not given["no_preserve"],
         abandon=given["abandon"],
         extra=extra,
         detach=given["detach"],

@@ -1,6 +1,7 @@
 """What a run was trained with, for whoever wants it again: packages, driver, image.
 
-Run by the supervisor beside the workload, under the workload's own python; what it finds is one event of the run.
+Run by the supervisor beside the workload (noting.py), under the workload's own python; what it finds is one event of
+the run.
 
 Not here: whether torch and the GPUs agree (gpu.py), the archive of the code that gets it (remote_runner/archive.py).
 """
@@ -14,40 +15,17 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from importlib import metadata
 from typing import Any, Dict, List
 
-from remote_runner.pod import variables, workload
-from remote_runner.pod.status import Status
+from remote_runner.pod import variables
 
-EVENT = "environment"
-_SECONDS = 120.0
 # what images say of themselves; a fixed list, since keys and tokens stand in the same place
 _OF_THE_IMAGE = (
     *("CUDA_VERSION", "CUDNN_VERSION", "NV_CUDNN_VERSION", "NVIDIA_PYTORCH_VERSION", "PYTORCH_VERSION"),
     *("NVIDIA_REQUIRE_CUDA", "RUNPOD_POD_ID", "RUNPOD_DC_ID", "VAST_CONTAINERLABEL", "IMAGE_NAME", "DOCKER_IMAGE"),
 )
 _LOGIN_IN_URL = re.compile(r"(?<=//)[^/@\s]+@")
-
-
-def note(root: str, job: Dict[str, Any], status: Status) -> None:
-    """Find it out beside the workload, which does not wait; a failure costs the facts, not the run."""
-    if job.get("facts"):
-        threading.Thread(target=_note, args=(root, job, status), name="facts", daemon=True).start()
-
-
-def _note(root: str, job: Dict[str, Any], status: Status) -> None:
-    command = [workload.python(root, job), job["zipapp"], "facts"]
-    env = {**os.environ, "PATH": variables.path()}
-    try:
-        done = subprocess.run(
-            command, cwd=root, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS
-        )
-        found = json.loads(done.stdout.decode())
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return  # ended with a run of a second, or a python too old to tell
-    status.event(EVENT, attempt=job["attempt"], **found)
 
 
 def find() -> Dict[str, Any]:

@@ -12,7 +12,7 @@ import subprocess
 import time
 from typing import Any, Dict, Iterator, List, Tuple
 
-from remote_runner.pod import environment, files, interpreter, layout, variables, workload
+from remote_runner.pod import environment, files, interpreter, layout, noting, variables, workload
 
 
 def command(root: str, job: Dict[str, Any]) -> List[str]:
@@ -20,7 +20,6 @@ def command(root: str, job: Dict[str, Any]) -> List[str]:
     return [job["base_python"], job["zipapp"], "prepare", root] if any(True for _ in steps(root, job)) else []
 
 
-_TOOK = layout.OWN + "/prepared.json"
 SAYS = "[remote-run] set-up: "  # begins a line for people who watch
 
 
@@ -45,14 +44,7 @@ def main(root: str) -> int:
         return _all(root, job, took)
     finally:
         with contextlib.suppress(OSError):
-            files.replace_json(root, _TOOK, {"attempt": job["attempt"], "steps": took})
-
-
-def took(root: str, job: Dict[str, Any]) -> List[Any]:
-    """What the job's preparation did, for the report: [purpose, seconds] each."""
-    found = files.read_json(root, _TOOK)
-    mine = isinstance(found, dict) and found.get("attempt") == job["attempt"]
-    return list(found["steps"]) if mine else []
+            files.replace_json(root, noting.TOOK, {"attempt": job["attempt"], "steps": took})
 
 
 def _all(root: str, job: Dict[str, Any], took: List[Tuple[str, float]]) -> int:

@@ -3,23 +3,26 @@
     artifacts/<name>           ->  artifacts/<name>-interrupted-<YYYYmmdd-HHMMSS>/
     runs/<name>-train.log ...  ->  runs/<name>-interrupted-<YYYYmmdd-HHMMSS>/
 
-Files that are only ever replaced whole are linked, appended ones copied, so the copy costs no space and can't
-be changed by what comes after.
+Files that are only ever replaced whole are linked, appended ones copied, so the copy costs no space at first and
+can't be changed by what comes after.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-from typing import Iterable, List
+import time
+from typing import Any, Callable, Dict, Iterable, List
 
-from remote_runner.pod import files, layout
+from remote_runner.pod import files, foreign, layout
+
+_FORMAT = "%Y%m%d-%H%M%S"
 
 
 def preserve(root: str, outputs: Iterable[str], name: str, stamp: str, *, move: bool) -> List[str]:
     """Preserve a run's outputs and its own files.
 
     Args:
+        stamp: the time for the folders' names; the next second that is free is taken.
         move: nothing stays in the old place (a fresh start); else links and copies are made.
 
     Returns:
@@ -28,7 +31,9 @@ def preserve(root: str, outputs: Iterable[str], name: str, stamp: str, *, move: 
     Raises:
         OSError: the disk refused; what stood there still does.
     """
-    made = []
+    outputs, made = list(outputs), []
+    while any(os.path.lexists(os.path.join(root, f"{p}-interrupted-{stamp}")) for p in [*outputs, f"runs/{name}"]):
+        stamp = time.strftime(_FORMAT, time.localtime(time.mktime(time.strptime(stamp, _FORMAT)) + 1))
     for output in outputs:
         if _keep(root, output, f"{output}-interrupted-{stamp}", move):
             made.append(f"{output}-interrupted-{stamp}")
@@ -38,6 +43,33 @@ def preserve(root: str, outputs: Iterable[str], name: str, stamp: str, *, move: 
     if any(found):
         made.append(kept)
     return made
+
+
+def before_recovery(root: str, job: Dict[str, Any]) -> Dict[str, Any]:
+    """The same for a recovery that begins where the run stands, unless the job says no.
+
+    Returns:
+        `folders` and `sha256` of the snapshots in them, or `failed` with the reason: a recovery goes on without it.
+    """
+    if not job.get("preserve"):
+        return {"folders": [], "sha256": {}}
+    try:
+        made = preserve(root, job["outputs"], job["name"], time.strftime(_FORMAT), move=False)
+        return {"folders": made, "sha256": digests(root, job["outputs"], job.get("snapshots") or [])}
+    except OSError as e:
+        return {"failed": str(e)}
+
+
+def digests(
+    root: str, outputs: Iterable[str], rules: List[Any], tick: Callable[[], None] = lambda: None
+) -> Dict[str, str]:
+    """SHA-256 of every whole snapshot of a run by its path; of a folder, a digest over its files (foreign.py)."""
+    outputs = list(outputs)
+    found = {p: files.digest(root, p, tick) for p, head, _why in layout.snapshots(root, outputs) if head is not None}
+    for path, head, _why in foreign.heads(root, outputs, rules, tick):
+        if head is not None:
+            found[path] = head["root"]
+    return found
 
 
 def _keep(root: str, source: str, target: str, move: bool) -> bool:
@@ -65,4 +97,6 @@ def _link_or_copy(source: str, target: str) -> None:
             return
         except OSError:
             pass  # a file system without links: copy
+    import shutil  # late: a supervisor holds no more than it needs
+
     shutil.copy2(source, target, follow_symlinks=False)

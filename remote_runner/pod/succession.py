@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from remote_runner.pod import durable, files, layout, pausing, procs, tree, workload
+from remote_runner.pod import durable, files, layout, pausing, preserve, procs, tree, workload
 from remote_runner.pod.status import Status
 
 OVER, AGAIN, NEVER = "over", "again", "never"
@@ -33,6 +33,7 @@ def after(root: str, code: int) -> str:
     tree.kill(_leader(status), os.getpid())
     tree.reap()
     if _may_succeed(root, job, status):
+        Status(root, **status).event("preserved", **preserve.before_recovery(root, job))
         return AGAIN
     _conclude(root, job, status, code)
     return OVER

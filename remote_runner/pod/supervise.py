@@ -23,13 +23,13 @@ from typing import Any, Dict, List, Optional
 from remote_runner.pod import (
     deadline,
     durable,
-    facts,
     files,
     foreign,
     health,
     layout,
+    noting,
     pausing,
-    prepare,
+    preserve,
     procs,
     tree,
     workload,
@@ -110,7 +110,7 @@ class Supervisor:
         pausing.remove_file(self.root, self.job)
         ended = self._setup()
         if ended is None:
-            facts.note(self.root, self.job, self.status)
+            noting.note(self.root, self.job, self.status)
             ended = self._commands()
         pausing.remove_file(self.root, self.job)
         self.progress.read()
@@ -127,7 +127,7 @@ class Supervisor:
         if not self.job.get("setup"):
             return None
         ended = self._execute("setup", self.job["setup"])
-        self.status.update(prepared=prepare.took(self.root, self.job))
+        self.status.update(prepared=noting.took(self.root, self.job))
         if ended["cause"] == "done":
             return None
         if ended["cause"] in ("failed", "killed"):
@@ -157,6 +157,7 @@ class Supervisor:
             if reached is None or (began_at is not None and reached <= began_at):
                 self.status.event("not restarted", why=f"no verified snapshot beyond {began_at}", after=ended)
                 return ended
+            self.status.event("preserved", **preserve.before_recovery(self.root, self.job))
             self.restarts += 1
             self.status.event("restart", number=self.restarts, at_step=reached[1], after=ended)
             self.status.update(restarts=self.restarts, segment=self.status.fields["segment"] + 1)

@@ -1,4 +1,4 @@
-"""The supervisor's look around, once a second: memory, disk, the wall clock, the keeper.
+"""The supervisor's look around, once a second: memory, disk, the wall clock, the keeper, others on the GPU.
 
 What it sees goes into the status; what must follow comes back as a demand, and is the supervisor's to carry out.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Dict, NamedTuple, Optional
 
-from remote_runner.pod import deadline, health
+from remote_runner.pod import deadline, health, procs
+from remote_runner.pod.contention import Contention
 from remote_runner.pod.status import Status
 
 LOOK_S = 1.0
@@ -34,6 +35,7 @@ class Vitals:
         self._disk = health.Disk(root, job["outputs"])
         self._keeper: Optional[int] = os.getppid()
         self._warned = False
+        self._contention: Optional[Contention] = None
 
     def look(self, leader: int, now_s: float) -> Optional[Demand]:
         """Everything once.
@@ -43,6 +45,7 @@ class Vitals:
         """
         self._look_at_clock()
         self._look_at_keeper()
+        self._look_at_gpu(leader, now_s)
         return self._look_at_memory(leader) or self._look_at_disk(now_s)
 
     def _look_at_memory(self, leader: int) -> Optional[Demand]:
@@ -80,6 +83,13 @@ class Vitals:
         elif abs(reserve_s - (shown["unix_s"] - shown["pause_unix_s"])) > 0.1:
             shown.update(pause_unix_s=shown["unix_s"] - reserve_s)  # a longer save was seen
         shown["elapsed_s"] = now["elapsed_s"]
+
+    def _look_at_gpu(self, leader: int, now_s: float) -> None:
+        if self._contention is None:
+            self._contention = Contention(now_s)
+        seen = self._contention.look(now_s, lambda: {leader, *procs.children(leader)})
+        if seen is not None:
+            self._status.fields["gpu_contention"] = seen
 
     def _look_at_keeper(self) -> None:
         if self._keeper is not None and os.getppid() != self._keeper:

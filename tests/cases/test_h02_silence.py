@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -61,6 +62,7 @@ def test_a_link_that_comes_back(project: Project, pod: TestPod, way: relay.Relay
     assert controller.wait(150) == 0, lines.text()
     log = (pod.root / "runs/toy-train.log").read_text()
     assert log.count("trained") == 1
+    assert "Traceback" not in lines.text()
     assert len(set(re.findall(r'"segment": (\d+)', (pod.root / "artifacts/toy/metrics.jsonl").read_text()))) == 1
 
 
@@ -71,3 +73,10 @@ def test_a_link_that_never_comes_back(project: Project, pod: TestPod, way: relay
     way.freeze()
     assert controller.wait(170) == 6, lines.text()
     assert "may go on there and cost money" in lines.text()
+    assert "Traceback" not in lines.text()
+
+
+def test_what_the_library_logs_is_not_shown() -> None:
+    code = "import logging, remote_runner.ssh; logging.getLogger('paramiko.transport').error('Exception (client)')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import re
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_changed_key_names_all_that_helps(project: Project, pod: TestPod, tmp_
         connect(pod, tmp_path / "own", accept_new=True)  # accepting new keys never accepts a changed one
     text = f"{refused.value} {refused.value.fix}"
     assert f"{path}:1" in text
-    assert text.count("SHA256:") == 2
+    assert len(set(re.findall(r"SHA256:[\w+/]+", text))) == 2
     assert "re-used address" in text
 
 

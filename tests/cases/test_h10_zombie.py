@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pods import NAMESPACED, TestPod, wait_for
@@ -25,8 +27,19 @@ time.sleep(600)
 """
 
 
+# the pod's first process, to which all orphans fall, does not wait for any of them either
+REAPS_NOBODY = f"""exec {sys.executable} -c 'import subprocess, sys, time
+subprocess.Popen(sys.argv[1:])
+time.sleep(1e6)' "$@" """
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
 @pytest.mark.skipif(not NAMESPACED, reason="needs root to enter the pod's pid namespace")
-def test_zombies_do_not_hold_a_pod(project: Project, pod: TestPod) -> None:
+def test_zombies_do_not_hold_a_pod(project: Project, make_pod: Callable[..., TestPod]) -> None:
+    pod = make_pod(before=REAPS_NOBODY)
     config = project.config(steps=100_000, step_s=0.05)
     assert project.run(project.on(pod, config, "--detach")).returncode == 0
     wait_for((pod.root / "artifacts/toy/toy-training.safetensors").exists, "the first snapshot")
@@ -35,9 +48,15 @@ def test_zombies_do_not_hold_a_pod(project: Project, pod: TestPod) -> None:
     try:
         assert keeps.stdout is not None
         assert keeps.stdout.readline() == b"Z\n"
-        for pid, argv in pod.commands().items():
-            if "keep" in argv or "supervise" in argv:
-                os.kill(pid, signal.SIGKILL)
+        waits = project.start(project.at("attach", pod, "toy"))
+        wait_for((pod.root / ".remote-run/follower.json").exists, "somebody waits for the job's end")
+        ours = [pid for pid, argv in pod.commands().items() if "keep" in argv or "supervise" in argv]
+        for pid in ours:
+            os.kill(pid, signal.SIGKILL)
+        out, _ = waits.communicate(timeout=30)
+        assert waits.returncode == 1, out
+        assert project.report()["cause"] == "lost"
+        assert {state(pid) for pid in ours} == {"Z"}
         seen = project.run(project.at("status", pod, "toy"))
         assert "supervisor is gone" in seen.stdout
         done = project.run(project.on(pod, config, "--resume", "--abandon", pod.address, "--detach"))

@@ -32,3 +32,4 @@ def test_a_laptop_that_was_closed(project: Project, make_pod: Callable[..., Test
     assert 1 <= made <= 2, out  # the last one, and one that was under way; not one for each interval
     assert project.report()["cause"] == "done"
     assert "failed" not in out.replace("lost contact", "")
+    assert "timed out" not in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -154,6 +155,44 @@ def test_a_dry_run_changes_nothing(project: Project, pod: TestPod) -> None:
     assert "would send" in done.stdout
     assert sorted(p.name for p in pod.home.iterdir()) == [".bashrc"]
     assert not (project.root / "runs").exists()
+
+
+@pytest.mark.skipif(not NAMESPACED, reason="needs root to enter the pod's pid namespace")
+def test_a_dry_run_looks_who_trains(project: Project, pod: TestPod) -> None:
+    """As the guard would: a trainer of somebody's, then a job of ours that holds the folder."""
+    inside = ["nsenter", "-t", str(pod.pids()[0]), "-p", "-m", "bash", "-c"]
+    code = "import signal, sys; print('up', flush=True); signal.pause()"
+    command = f'exec -a python3 {sys.executable} -c "{code}"'
+    bystander = subprocess.Popen([*inside, command], stdout=subprocess.PIPE)  # its argv names no module: no trainer
+    (pod.home / "ncm_mlx").mkdir()
+    (pod.home / "ncm_mlx/__init__.py").touch()  # else an installed one goes first
+    (pod.home / "ncm_mlx/__main__.py").write_text(code)
+    trainer = None
+    try:
+        done = project.run(project.on(pod, project.config(), "--dry-run"))
+        assert done.returncode == 0, done.stderr
+        assert "nothing trains there" in done.stderr
+        words = f"cd {pod.home} && exec {sys.executable} -E -m ncm_mlx train configs/x.json"
+        trainer = subprocess.Popen([*inside, words], stdout=subprocess.PIPE)
+        assert trainer.stdout is not None
+        trainer.stdout.readline()
+        done = project.run(project.on(pod, project.config(), "--dry-run"))
+        assert done.returncode == 4, done.stderr
+        assert "-m ncm_mlx train configs/x.json" in done.stderr
+        assert project.run(project.on(pod, project.config(), "--dry-run", "--ignore-running")).returncode == 0
+        assert not pod.root.exists()
+        started = project.on(pod, project.config(steps=100_000, step_s=0.05), "--ignore-running", "--detach")
+        assert project.run(started).returncode == 0
+        before = {p: p.stat().st_mtime_ns for p in pod.root.glob(".remote-run/*") if p.name != "follower.json"}
+        done = project.run(project.on(pod, project.config("other"), "--dry-run"))
+        assert done.returncode == 4, done.stderr
+        assert "for the run 'toy'" in done.stderr
+        assert before == {p: p.stat().st_mtime_ns for p in before}
+        assert project.run(project.at("stop", pod, "toy")).returncode == 0
+    finally:
+        for one in filter(None, (bystander, trainer)):
+            one.kill()
+            one.wait()
 
 
 def test_a_set_up_that_fails_starts_nothing(project: Project, pod: TestPod) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -298,13 +299,17 @@ def test_a_crash_is_resumed_where_restarts_are_left(here: Box) -> None:
     crashing(here, '{"seed": 1, "steps": 20, "fail_at": 12}')
     words = ["python", "train.py", "configs/x.json"]
     mended = f"sed -i 's/, \"fail_at\": 12//' configs/x.json; exec {sys.executable} train.py configs/x.json --resume"
-    here.start(*words, resume_command=["sh", "-c", mended], restarts=2)
+    here.start(*words, resume_command=["sh", "-c", mended], restarts=2, preserve=True)
     ended = here.end()
     assert ended["cause"] == "done"
     restart = here.events("restart")
     assert [(r["number"], r["at_step"], r["after"]["code"]) for r in restart] == [(1, 10, 3)]
     assert (here.status()["segment"], here.status()["restarts"]) == (2, 1)
     assert header.describe(here.root / "artifacts/x/toy-training.safetensors")["step"] == 20
+    (kept,) = (here.root / "artifacts").glob("x-interrupted-*")
+    assert header.describe(kept / "toy-training.safetensors")["step"] == 10
+    digest = hashlib.sha256((kept / "toy-training.safetensors").read_bytes()).hexdigest()
+    assert here.events("preserved")[0]["sha256"]["artifacts/x/toy-training.safetensors"] == digest
 
 
 def test_a_crash_is_never_resumed_twice_from_one_step(here: Box) -> None:
@@ -325,7 +330,7 @@ def test_a_refusal_is_never_restarted(here: Box) -> None:
 
 def test_a_successor_keeps_the_deadline(here: Box) -> None:
     crashing(here, '{"seed": 1, "steps": 100000, "step_s": 0.02}')
-    first = here.start("python", "train.py", "configs/x.json", restarts=1, max_s=20.0)
+    first = here.start("python", "train.py", "configs/x.json", restarts=1, max_s=20.0, preserve=True)
     wait_for((here.root / "artifacts/x/toy-training.safetensors").exists, "a snapshot")
     here.kill("supervise")
     wait_for(lambda: here.events("successor"), "the successor")
@@ -333,6 +338,7 @@ def test_a_successor_keeps_the_deadline(here: Box) -> None:
     again = here.status()
     assert again["supervisor"]["pid"] != first["supervisor"]["pid"]
     assert abs(again["deadline"]["unix_s"] - first["deadline"]["unix_s"]) < 0.5
+    assert list((here.root / "artifacts").glob("x-interrupted-*/toy-training.safetensors"))
     assert (again["segment"], again["restarts"]) == (2, 1)
     ended = here.end(30)
     assert (ended["cause"], ended["code"]) == ("deadline", 75)

@@ -60,6 +60,7 @@ def test_a_killed_supervisor_is_no_restarted_container(project: Project, pod: Te
     started(project, pod)
     kill(pod, "keep", "supervise")
     seen = project.run(project.at("status", pod, "toy"))
+    assert seen.stdout.startswith("toy: LOST while running")
     assert "its supervisor is gone and left no exit record" in seen.stdout
     done = project.run(project.at("attach", pod, "toy"))
     assert done.returncode == 1
@@ -118,6 +119,7 @@ def test_a_closed_port_and_another_host_key(project: Project, pod: TestPod) -> N
     seen = project.run(project.at("status", pod, "toy"))
     assert seen.returncode == 3
     assert seen.stderr.count("SHA256:") >= 2
+    assert "ssh-keygen -lf /etc/ssh/" in seen.stderr
     assert "Traceback" not in seen.stderr
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import plistlib
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,11 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import terminals
 from pods import NAMESPACED, wait_for
 from projects import REPO, Project
 
 from remote_runner import services
 from remote_runner.checkpoint import header
+from remote_runner.errors import Refused
 
 SETTINGS = """
 [runs."*"]
@@ -185,6 +188,19 @@ def test_the_wrapper_killed_or_hung_up_leaves_the_run_going(machine: Machine) ->
     wait_for(lambda: not machine.processes(), "nothing is left", 5)
 
 
+def test_a_closed_terminal_leaves_the_run_going(machine: Machine) -> None:
+    with terminals.opened(machine.project.root) as terminal:
+        words = [*machine.inside, "env", f"PYTHON={sys.executable}", RUN, machine.project.config(**LONG), 500]
+        terminal.type(shlex.join(map(str, words)))
+        wait_for((machine.project.root / "artifacts/toy/toy-training.safetensors").exists, "a snapshot")
+        terminal.close()
+    wait_for(lambda: not [argv for argv in machine.processes().values() if "local" in argv], "the wrapper's end", 10)
+    assert machine.pid("train.py")
+    os.kill(machine.pid("supervise"), signal.SIGUSR1)
+    wait_for(lambda: machine.status()["exit"], "the pause", 20)
+    wait_for(lambda: not machine.processes(), "nothing is left", 5)
+
+
 def test_a_launch_outlives_its_parent_and_refuses_a_second(machine: Machine) -> None:
     config = machine.project.config(**LONG)
     began = machine.run("sh", "-c", f"{LAUNCH} {config}; kill -9 $$")  # the parent dies at once
@@ -232,6 +248,8 @@ def test_the_plist_is_what_launchd_needs(tmp_path: Path) -> None:
     assert job.pop("Label") == "com.ncm-mlx.toy"
     assert job.pop("ProgramArguments") == service(tmp_path).argv
     assert job.pop("EnvironmentVariables")["NCM_MLX_MEMORY_LIMIT_GB"] == "20"
+    for path in ("StandardOutPath", "StandardErrorPath", "WorkingDirectory"):
+        assert Path(job[path]).is_absolute()  # launchd knows no folder of ours
     assert job == {
         "WorkingDirectory": str(tmp_path),
         "StandardOutPath": str(tmp_path / "log 1"),
@@ -243,6 +261,62 @@ def test_the_plist_is_what_launchd_needs(tmp_path: Path) -> None:
         "ExitTimeOut": 1800,
         "AbandonProcessGroup": True,
     }
+
+
+def stand_in(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, answers: str) -> Path:
+    """A program of the machine's that writes down what it was asked; the lines."""
+    asked = folder / "asked"
+    (folder / "bin").mkdir()
+    tool = folder / "bin" / name
+    tool.write_text(f'#!/bin/sh\necho "$*" >> {asked}\n{answers}\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder / "bin"), prepend=":")
+    return asked
+
+
+@pytest.mark.parametrize("entry", ["none", "finished", "running"])
+def test_an_entry_of_launchd_is_replaced_once_it_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    shows = {"none": "exit 113", "finished": "echo state = not running", "running": "echo state = running"}[entry]
+    asked = stand_in(tmp_path, "launchctl", monkeypatch, f"case $1 in print) {shows};; esac")
+    monkeypatch.setattr(services, "choose", lambda: "launchd")
+    made = service(tmp_path)
+    made.plist.parent.mkdir()
+    made.plist.write_text("the plist that launchd reads now")
+    before = made.plist.open()
+    domain = f"gui/{os.getuid()}"
+    if entry == "running":
+        with pytest.raises(Refused, match="runs already"):
+            services.start(made)
+        assert asked.read_text() == f"print {domain}/com.ncm-mlx.toy\n"
+        return
+    told = services.start(made)
+    bootout = [f"bootout {domain}/com.ncm-mlx.toy"] if entry == "finished" else []
+    assert asked.read_text().splitlines() == [
+        f"print {domain}/com.ncm-mlx.toy", *bootout, f"bootstrap {domain} {made.plist}",
+    ]  # fmt: skip
+    assert plistlib.loads(made.plist.read_bytes())["Label"] == "com.ncm-mlx.toy"
+    assert before.read() == "the plist that launchd reads now"  # replaced by a rename, not written over
+    assert f"launchctl kill SIGUSR1 {domain}/com.ncm-mlx.toy" in told
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_unit_of_systemd_is_started_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: bool) -> None:
+    active = "exit 0" if running else "exit 3"
+    asked = stand_in(tmp_path, "systemctl", monkeypatch, f"case $2 in is-active) {active};; esac")
+    monkeypatch.setattr(services, "choose", lambda: "systemd")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    if running:
+        with pytest.raises(Refused, match="runs already"):
+            services.start(service(tmp_path))
+        return
+    services.start(service(tmp_path))
+    name = "com.ncm-mlx.toy.service"
+    assert asked.read_text().splitlines() == [
+        f"--user is-active {name}", "--user daemon-reload", f"--user start {name}",
+    ]  # fmt: skip
+    assert (tmp_path / "run/systemd/user" / name).read_text() == services.unit_of(service(tmp_path))
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")

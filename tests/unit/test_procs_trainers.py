@@ -112,6 +112,7 @@ def test_another_supervisor_of_ours_counts_as_a_job() -> None:
 def test_a_python_under_another_name_is_found(tmp_path: Path) -> None:
     """By what is mapped into it: its own name and its argv say nothing."""
     (tmp_path / "ncm_mlx").mkdir()
+    (tmp_path / "ncm_mlx/__init__.py").touch()  # else an installed one goes first
     (tmp_path / "ncm_mlx/__main__.py").write_text("import time; print('up', flush=True); time.sleep(60)")
     command = ["bash", "-c", f"exec -a trainer {sys.executable} -m ncm_mlx train"]
     child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE)
