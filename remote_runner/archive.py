@@ -21,7 +21,7 @@ from remote_runner import secrets
 from remote_runner.agent import printable
 from remote_runner.code_files import left_out
 from remote_runner.errors import UsageFault
-from remote_runner.pod import files, layout
+from remote_runner.pod import files, layout, noting
 from remote_runner.transfer import Item
 
 SUFFIX = "-code.tar.gz"
