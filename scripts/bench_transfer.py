@@ -140,7 +140,7 @@ def ours(spec: dict[str, str]) -> dict[str, float]:
                 agent, difference.wanted, incoming, limits, stop_at, here=here, facts=found, channels=channels
             ):
                 transfer.place(here, one, folders=folders)
-                arrived.append(one)
+                arrived.append(replace(one, temp=incoming))  # of many files each path is memory
             transfer.sync(here, folders)
             transfer.remember(agent, here, known, arrived)
     return {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
