@@ -97,7 +97,7 @@ def _source(plan: Plan) -> tuple[str, dict[str, str]]:
     found = [(h, path) for path, h, _why in [*own, *foreign.heads(root, plan.outputs, rules)] if h is not None]
     if not found:
         return "", {}
-    head, path = max(found, key=lambda one: (one[0]["stage_index"], one[0]["step"]))
+    head, path = max(found, key=lambda f: (f[0]["stage_index"], f[0]["step"], not f[1].endswith(layout.PREVIOUS)))
     sha256 = head["root"] if head.get("rule") else files.digest(root, path)
     return f"here: {head['stage']} step {head['step']}, root {head['root'][:16]}", {path: sha256}
 

@@ -117,8 +117,10 @@ def choose(agent: Agent, plan: Plan, store: Place, tell: Callable[[str], None], 
     )
 
 
-def _first_the_highest(one: Candidate) -> tuple[int, int, int, float]:
-    return -one.stage_index, -one.step, PLACES.index(one.place), -one.made_unix_s
+def _first_the_highest(one: Candidate) -> tuple[int, int, int, bool, float]:
+    """Latest before previous, where both are one state: after a pause at a boundary they are."""
+    previous = one.path.endswith(layout.PREVIOUS)
+    return -one.stage_index, -one.step, PLACES.index(one.place), previous, -one.made_unix_s
 
 
 def _tell_choice(winner: Candidate, found: list[Candidate], tell: Callable[[str], None]) -> None:

@@ -43,14 +43,20 @@ def build() -> Zipapp:
     return Zipapp(hashlib.sha256(content).hexdigest()[:32] + ".pyz", content)
 
 
-_BULK = ("files", "wire", "session", "parts", "flush", "intake", "bulk")  # in the order of their imports
+# in the order of their imports
+_BULK = ("pod/files", "pod/wire", "pod/session", "pod/parts", "pod/flush", "pod/intake", "pod/bulk")
+_LOOKING = ("checkpoint/header", "pod/files", "pod/layout", "pod/procs", "pod/trainers", "pod/looking")
 
 
 def _modules(names: tuple[str, ...]) -> list[list[str]]:
-    """[[name, source], ...] of modules of pod/, in this order, for a loader that installs nothing."""
-    package = resources.files("remote_runner") / "pod"
-    sources = [["remote_runner", ""], ["remote_runner.pod", ""]]
-    return sources + [[f"remote_runner.pod.{n}", (package / f"{n}.py").read_text(encoding="utf-8")] for n in names]
+    """[[name, source], ...] of modules below remote_runner, in this order, for a loader that installs nothing."""
+    package = resources.files("remote_runner")
+    folders = dict.fromkeys(n.partition("/")[0] for n in names)
+    sources = [["remote_runner", ""], *([f"remote_runner.{folder}", ""] for folder in folders)]
+    for name in names:
+        text = package.joinpath(f"{name}.py").read_text(encoding="utf-8")
+        sources.append([f"remote_runner.{name.replace('/', '.')}", text])
+    return sources
 
 
 _LOADING = """
@@ -67,7 +73,7 @@ for name, text in json.loads({modules!r}):
 @cache
 def looking_source() -> str:
     """The source that looks who trains on a machine (pod/looking.py), run from stdin; it leaves nothing there."""
-    modules = json.dumps(_modules(("procs", "trainers", "looking")))
+    modules = json.dumps(_modules(_LOOKING))
     return _LOADING.format(modules=modules) + "say = sys.modules['remote_runner.pod.looking'].say\n"
 
 

@@ -27,6 +27,7 @@ PUSH = OWN + "/push"  # a pod that backs up by itself: what it was told, its cre
 POD_RUN_FILES = ("-train.log", "-status.json", "-events.jsonl")
 RUN_FILES = (*POD_RUN_FILES, "-run.json", "-controller.jsonl", "-report.json", "-report.html", "-code.tar.gz")
 APPENDED = (".log", ".jsonl")
+LATEST, PREVIOUS = "-training.safetensors", "-training.previous.safetensors"
 
 
 def run_file(name: str, suffix: str) -> str:
@@ -86,7 +87,7 @@ def snapshots(root: str, outputs: Iterable[str]) -> Iterator[Tuple[str, Optional
     """Each `<stage>-training[.previous].safetensors` of a run: (path, what its header says, why not)."""
     for top in outputs:
         for path, _info, kind in files.walk(root, top):
-            if kind == "file" and path.endswith(("-training.safetensors", "-training.previous.safetensors")):
+            if kind == "file" and path.endswith((LATEST, PREVIOUS)):
                 try:
                     yield path, header.describe(os.path.join(root, path)), ""
                 except (header.SnapshotCorrupt, OSError) as e:

@@ -1,7 +1,7 @@
 """Who holds a root and which trainers run on a machine, for a dry run: nothing is written, no lock is taken.
 
-Runs from source over stdin, beside procs.py and trainers.py alone. A held root is seen by its lease, whose holder
-lives; a start asks the kernel's lock itself (hold.py).
+Runs from source over stdin, with the modules that trainers.py needs beside it. A held root is seen by its lease,
+whose holder lives; a start asks the kernel's lock itself (hold.py).
 """
 
 from __future__ import annotations
