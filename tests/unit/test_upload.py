@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -131,7 +132,7 @@ class Quiet:
 def upload_to(root: Path, tree: dict[str, str]) -> None:
     """What the controller does with the two requests, on the pod's disk."""
     session = Session(str(root), Quiet())  # type: ignore[arg-type]
-    want = {path: files.hashlib.sha256(text.encode()).hexdigest() for path, text in tree.items()}
+    want = {path: hashlib.sha256(text.encode()).hexdigest() for path, text in tree.items()}
     need = fileops.code(session, {"files": want, "done": False})["need"]
     for path in need:
         files.replace(str(root), path, lambda fd, p=path: files.write_all(fd, tree[p].encode()))  # type: ignore[misc]
