@@ -75,7 +75,8 @@ def test_an_interrupted_run_ends_like_one_never_touched(project: Project, pod: T
     config = project.config(step_s=0.05, **values)
     controller = project.start(project.on(pod, config))
     snapshot = pod.root / "artifacts/toy/toy-training.safetensors"
-    wait_for(snapshot.exists, "the first snapshot")
+    rows = pod.root / "artifacts/toy/metrics.jsonl"
+    wait_for(lambda: snapshot.exists() and rows.exists(), "the first snapshot, and its row behind it")
     trainer = next(pid for pid, argv in pod.commands().items() if "train.py" in argv)
     os.kill(trainer, signal.SIGKILL if how == "kill" else signal.SIGUSR1)
     controller.communicate(timeout=60)
