@@ -21,6 +21,11 @@ from remote_runner.errors import RunnerError
 INTERNAL, DETACHED, USAGE = 70, 130, 2
 
 
+def say(text: str) -> None:
+    """One line of the talk: on stderr, so that stdout carries results alone."""
+    print(text, file=sys.stderr)
+
+
 def complain(error: RunnerError) -> None:
     """The message and what to do, on stderr."""
     print(f"error: {error}", file=sys.stderr)

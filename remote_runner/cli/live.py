@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from remote_runner.cli.base import DETACHED, Duration, access_options, show_report
+from remote_runner.cli.base import DETACHED, Duration, access_options, say, show_report
 
 if TYPE_CHECKING:
     from remote_runner.access import Access
@@ -167,7 +167,6 @@ def logs(target: str, name: str | None, follow: bool, lines: int, **given: Any) 
         seen = agent.ask("state", name=known.name, tail_bytes=1 << 20 if lines else 0)
         click.echo(printable("".join(str(seen.get("log_tail")).splitlines(keepends=True)[-lines:])), nl=False)
         if follow:
-            say = lambda text: print(text, file=sys.stderr)  # noqa: E731
             try:
                 show = lambda text: click.echo(text, nl=False)  # noqa: E731
                 seen = tail.to_end(agent, known.name, int(seen["log_offset"]), show, say)
@@ -197,23 +196,35 @@ def stop(target: str, name: str | None, grace: float, wait: bool, **given: Any) 
     return _ask(target, name, grace, wait, given)
 
 
+def ask_to_stop(agent: Agent, name: str, grace_s: float | None, kill: bool, fix: str) -> bool:
+    """Ask a run to save and stop, or end it with `kill` where it can't be asked. False: it does not run.
+
+    Raises:
+        UsageFault: it can't be asked (pause = "none"); `fix` says what else to do.
+    """
+    from remote_runner import ssh
+    from remote_runner.errors import UsageFault
+
+    answer = agent.ask("request", name=name, by=ssh.local_user(), grace_s=grace_s)
+    if answer.get("cannot") and kill:
+        answer = agent.ask("request", name=name, by=ssh.local_user(), grace_s=0.0)
+    if answer.get("cannot"):
+        raise UsageFault(
+            f'{name} can\'t be asked to pause (pause = "none" in its settings): {answer["cannot"]}', fix=fix
+        )
+    return bool(answer.get("asked"))
+
+
 def _ask(
     target: str, name: str | None, grace_s: float | None, wait: bool, given: dict[str, Any], kill: bool = False
 ) -> int:
-    from remote_runner import ssh
     from remote_runner.errors import UsageFault
     from remote_runner.status_text import describe
 
     with found_run(target, name, given) as (known, agent, where):
-        answer = agent.ask("request", name=known.name, by=ssh.local_user(), grace_s=grace_s)
-        if answer.get("cannot") and kill:
-            answer = agent.ask("request", name=known.name, by=ssh.local_user(), grace_s=0.0)
-        if answer.get("cannot"):
-            raise UsageFault(
-                f'{known.name} can\'t be asked to pause (pause = "none" in its settings): {answer["cannot"]}',
-                fix='end it all the same with --kill, or name a signal that makes it save: pause = "SIGTERM"',
-            )
-        if not answer.get("asked"):
+        fix = 'end it all the same with --kill, or name a signal that makes it save: pause = "SIGTERM"'
+        asked = ask_to_stop(agent, known.name, grace_s, kill, fix)
+        if not asked:
             raise UsageFault(f"{known.name} does not run there", fix=f"see: remote-run status {where} {known.name}")
         seen = agent.ask("state", name=known.name)
         while wait and seen.get("supervisor_lives"):
@@ -241,13 +252,15 @@ def download(target: str, name: str | None, **given: Any) -> int:
     access, remembered = _access(target, name, given)
     channels = runs.ahead(access, Path.cwd(), remembered)
     measured = channels.expect if channels else lambda _: None
-    with channels or contextlib.nullcontext(), found_run(target, name, given, measured) as (known, agent, _where):
-        say = lambda text: print(text, file=sys.stderr)  # noqa: E731
-        with record.only_controller(known.root, known.name):
-            here = record.load(known.root, known.name)
-            keep = given["keep"] or (settings.load(known.root, known.name).download.keep if here else "")
-            price = record.price_usd_h(here)
-            home = step.bring_home(agent, known.root, known.name, known.outputs, say, keep, _asker(), price, channels)
+    with (
+        channels or contextlib.nullcontext(),
+        found_run(target, name, given, measured) as (known, agent, _where),
+        record.only_controller(known.root, known.name),
+    ):
+        here = record.load(known.root, known.name)
+        keep = given["keep"] or (settings.load(known.root, known.name).download.keep if here else "")
+        price = record.price_usd_h(here)
+        home = step.bring_home(agent, known.root, known.name, known.outputs, say, keep, _asker(), price, channels)
     click.echo(
         f"{len(home.manifest)} files verified, {home.fetched} of them fetched ({home.fetched_bytes / 1e6:.2f} MB)"
     )
@@ -266,7 +279,6 @@ def _download_elsewhere(target: str, given: dict[str, Any]) -> int:
 
     if not given["from_path"] or given["to"] is None:
         raise click.UsageError("--from PATH and --to DIR go together")
-    say = lambda text: print(text, file=sys.stderr)  # noqa: E731
     access, to = Access.of(target, given), given["to"].absolute()
     home = elsewhere.bring(access, given["from_path"], to, say, given["keep"], _asker())
     click.echo(f"{len(home.manifest)} files verified, {home.fetched} of them fetched, in {given['to']}")

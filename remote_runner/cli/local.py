@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from remote_runner.cli.base import Hours
+from remote_runner.cli.base import Hours, say
 
 WEEK_H = 168.0
 LABEL = "com.ncm-mlx."
@@ -54,8 +54,8 @@ def local(config: Path, extra: tuple[str, ...], **given: Any) -> int:
         life.refuse_running(plan)
         words = [w for w in sys.argv[1:] if w != "--background"]
         return _leave(plan.name, plan.root, words, Path.cwd())
-    report = life.run(plan, lambda text: print(text, file=sys.stderr))
-    print(report.to_json() if given["as_json"] else report.summary(), file=sys.stderr)
+    report = life.run(plan, say)
+    say(report.to_json() if given["as_json"] else report.summary())
     return report.exit_code
 
 

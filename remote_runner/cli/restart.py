@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
 import click
 
-from remote_runner.cli.live import found_run
+from remote_runner.cli.base import say
+from remote_runner.cli.live import ask_to_stop, found_run
 from remote_runner.cli.run import run
 
 _FIXED = {"resume": True, "fresh": False, "only_from": "pod", "dry_run": False}
 
 
 def _restart(target: str, config: Any, kill: bool, **given: Any) -> int:
-    from remote_runner import ssh
-    from remote_runner.errors import UsageFault
-
     name = given["name"] or config.stem
     with found_run(target, name, {**given, "at": ""}) as (known, agent, _where):
-        answer = agent.ask("request", name=known.name, by=ssh.local_user(), grace_s=None)
-        if answer.get("cannot") and kill:
-            answer = agent.ask("request", name=known.name, by=ssh.local_user(), grace_s=0.0)
-        if answer.get("cannot"):
-            raise UsageFault(
-                f'{known.name} can\'t be asked to pause (pause = "none" in its settings): {answer["cannot"]}',
-                fix="restart it all the same with --kill",
-            )
-        if answer.get("asked"):
-            print(f"{known.name} is asked to pause; what changed is sent once its state is saved", file=sys.stderr)
+        if ask_to_stop(agent, known.name, None, kill, fix="restart it all the same with --kill"):
+            say(f"{known.name} is asked to pause; what changed is sent once its state is saved")
         while agent.ask("state", name=known.name).get("supervisor_lives"):
             time.sleep(0.2)
     callback = run.callback

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)
+from remote_runner.cli.base import say
 
 
 @click.command()
@@ -23,7 +20,7 @@ def backups(name: str, store: str, check: bool, as_json: bool) -> int:
     """List the backups of a run: when, which state, how large, what was new, whether whole."""
     from remote_runner import runs
 
-    rows = runs.backups(Path.cwd(), name, store, check, _tell)
+    rows = runs.backups(Path.cwd(), name, store, check, say)
     if as_json:
         click.echo(json.dumps(rows, indent=1, sort_keys=True, ensure_ascii=False))
     else:
@@ -50,7 +47,7 @@ def restore(name: str, backup_id: str, store: str, to: Path | None) -> int:
     """Bring a backup back, every byte verified; what it replaces is kept aside."""
     from remote_runner import runs
 
-    click.echo(runs.restore(Path.cwd(), name, store, backup_id, to, _tell))
+    click.echo(runs.restore(Path.cwd(), name, store, backup_id, to, say))
     return 0
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pods import TestPod
+from pods import TestPod, command_lines_with
 from projects import Project
 from s3server import KEYS, S3Server
 
@@ -27,17 +26,6 @@ def holding(folder: Path) -> list[str]:
     return [str(p) for p in folder.rglob("*") if p.is_file() and MARK in p.read_bytes()]
 
 
-def watch_command_lines(stop: threading.Event, found: list[bytes]) -> None:
-    while not stop.is_set():
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                line = path.read_bytes()
-            except OSError:
-                continue
-            if MARK in line and b"pytest" not in line:
-                found.append(line)
-
-
 @pytest.mark.parametrize("good", [True, False])
 def test_credentials_of_the_store_stay_at_home(
     project: Project, pod: TestPod, s3: S3Server, monkeypatch: pytest.MonkeyPatch, good: bool
@@ -45,14 +33,10 @@ def test_credentials_of_the_store_stay_at_home(
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     url = s3.url("kept") if good else "s3://no-such-bucket/kept?endpoint=" + s3.endpoint
-    stop, seen = threading.Event(), list[bytes]()
-    watcher = threading.Thread(target=watch_command_lines, args=(stop, seen))
-    watcher.start()
-    done = project.run(
-        project.on(pod, project.config(steps=40, step_s=0.05), "--backup-to", url, "--backup-every", "1s")
-    )
-    stop.set()
-    watcher.join()
+    with command_lines_with(MARK) as seen:
+        done = project.run(
+            project.on(pod, project.config(steps=40, step_s=0.05), "--backup-to", url, "--backup-every", "1s")
+        )
     assert done.returncode == (0 if good else 2), done.stderr
     assert MARK not in done.stdout.encode() + done.stderr.encode()
     assert not seen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,24 +76,9 @@ def lost(one_run: Lost) -> Iterator[Lost]:
     one_run.gate.signed_error = one_run.gate.spoil = None
 
 
-def watch_command_lines(stop: threading.Event, found: list[bytes]) -> None:
-    while not stop.is_set():
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                line = path.read_bytes()
-            except OSError:
-                continue
-            if SIGNED.encode() in line and b"pytest" not in line:
-                found.append(line)
-
-
 def test_the_pod_fetches_by_itself_and_no_address_is_seen_anywhere(lost: Lost) -> None:
-    stop, seen = threading.Event(), list[bytes]()
-    watcher = threading.Thread(target=watch_command_lines, args=(stop, seen))
-    watcher.start()
-    said = lost.resume()
-    stop.set()
-    watcher.join()
+    with pods.command_lines_with(SIGNED.encode()) as seen:
+        said = lost.resume()
     assert "the pod fetched" in said
     assert not seen
     assert lost.fetched(signed=True) >= 3
