@@ -38,16 +38,17 @@ if not os.path.exists(path):
     with open(temp,'wb') as f:
         f.write(data); f.flush(); os.fsync(f.fileno())
     os.replace(temp,path)
-os.execv(sys.executable,[sys.executable,path,'serve',root,nonce])
+os.execv(sys.executable,[sys.executable,'-I','-S',path,'serve',root,nonce])
 """
 
 
 def python_command(code: str, *args: str) -> str:
     """A command that runs `code` in the first python3 there is; exit 127 and one line where there is none.
 
-    It is one POSIX word list for `sh`, whatever the login shell is.
+    It is one POSIX word list for `sh`, whatever the login shell is. What the pod has installed is not looked at:
+    the standard library is enough, and a start is two thirds as long without.
     """
-    tail = shlex.join(["-c", code, *args])
+    tail = shlex.join(["-I", "-S", "-c", code, *args])
     tries = " ".join(shlex.quote(p) for p in ("python3", *_PYTHONS))
     script = (
         f'for p in {tries}; do p=$(command -v "$p") && [ -x "$p" ] && exec "$p" {tail}; done; '

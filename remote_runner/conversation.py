@@ -62,7 +62,6 @@ class Conversation:
         where: the pod, for messages.
         nonce: what its marker line carries.
         code: what is sent where it says first that it needs it: code that it has already does not travel.
-        hello: what it says first, once the marker was seen.
     """
 
     def __init__(self, program: Program, where: str, nonce: str, code: bytes = b"") -> None:
@@ -70,7 +69,6 @@ class Conversation:
         self._program = program
         self._decoder = wire.Decoder(wire.MAX_ANSWER_BYTES)
         self._skip_to_marker(wire.marker(nonce), wire.need(nonce), code)
-        self.hello = self.receive()[0]
 
     def __enter__(self) -> Self:
         return self
@@ -199,6 +197,10 @@ class Conversation:
         if header.get("ok") is not True:
             raise Denied(header)
         return header
+
+    def tell(self, op: str, **fields: Any) -> None:
+        """A request that nobody waits for: it is not answered, whatever becomes of it."""
+        self.send({"op": op, "untold": True, **fields})
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         """One request and its answer."""

@@ -33,7 +33,7 @@ while len(data)<int(size):
 fd=os.memfd_create('remote-run',0)
 while data: data=data[os.write(fd,data):]
 os.set_inheritable(fd,True)
-os.execv(sys.executable,[sys.executable,'/proc/self/fd/%d'%fd,'serve',root,nonce])
+os.execv(sys.executable,[sys.executable,'-I','-S','/proc/self/fd/%d'%fd,'serve',root,nonce])
 """
 
 

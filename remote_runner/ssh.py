@@ -16,6 +16,7 @@ import getpass
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Self
 
 import tenacity
 
-from remote_runner import hostkeys
+from remote_runner import hostkeys, ssh_library
 from remote_runner.errors import PreflightFailed, UsageFault
 from remote_runner.target import Target, show_host
 
@@ -89,9 +90,8 @@ def resolve(target: Target, policy: hostkeys.Policy, user: str | None, identity:
     found: dict[str, object] = {}
     path = Path("~/.ssh/config").expanduser()
     if path.is_file():
-        import paramiko
-
         try:
+            paramiko = ssh_library.load(runs_programs="exec" in path.read_text(errors="replace").lower())
             found = dict(paramiko.SSHConfig.from_path(str(path)).lookup(target.host))
         except Exception as e:
             raise UsageFault(f"{path}: {e}", fix="mend the file, or give HOST:PORT, --user and --identity") from e
@@ -158,8 +158,7 @@ def _connect_once(endpoint: Endpoint, measured: Callable[[float], None]) -> Pod:
     rtt_s = time.monotonic() - began if isinstance(sock, socket.socket) else None
     if rtt_s is not None:
         measured(rtt_s)
-    import paramiko
-
+    paramiko = ssh_library.load()
     from remote_runner import ssh_keys
 
     transport = paramiko.Transport(sock)
@@ -195,15 +194,24 @@ def _prefer(transport: paramiko.Transport, endpoint: Endpoint) -> None:
     security.ciphers = [c for c in _CIPHERS if c in security.ciphers] or security.ciphers
 
 
+class _Prompt(socket.socket):
+    """A connection that acknowledges at once: sshd holds its small packets back until the last one is acknowledged."""
+
+    def recv(self, *args: int) -> bytes:
+        if sys.platform == "linux":
+            self.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)  # holds for a moment, so it is said each time
+        return super().recv(*args)
+
+
 def _socket(endpoint: Endpoint) -> socket.socket | paramiko.Channel | paramiko.ProxyCommand:
     if endpoint.jump and endpoint.jump.lower() != "none":
         return _through(endpoint)
     if endpoint.proxy_command and endpoint.proxy_command.lower() != "none":
-        import paramiko
-
-        return paramiko.ProxyCommand(endpoint.proxy_command)
+        return ssh_library.load().ProxyCommand(endpoint.proxy_command)
     try:
-        return socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_S)
+        made = socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_S)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else small packets wait for acknowledgements
+        return _Prompt(made.family, made.type, made.proto, fileno=made.detach())
     except socket.gaierror:
         raise PreflightFailed(
             f"{endpoint.host}: no such host", fix="check the address in the provider's console", passing=True

@@ -29,11 +29,12 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent)]
 
+from bench_transfer_ours import OUTPUT  # noqa: E402
 from bench_transfer_peers import PEERS, Case  # noqa: E402
 from wan import lab as wan  # noqa: E402
 
 WORK = ("large", "small", "folder", "unchanged", "changed", "half")
-OUTPUT = "artifacts/bench"
+OURS = str(Path(__file__).with_name("bench_transfer_ours.py"))
 _INSTALLED = {
     k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"
 }  # as after an install: compiled once
@@ -93,59 +94,6 @@ def weights(path: Path, mb: int, seed: int) -> None:
 # --- one run -------------------------------------------------------------------
 
 
-def ours(spec: dict[str, str]) -> dict[str, float]:
-    """What the tool does, in a process of its own: connect, compare, move, prove, place."""
-    import resource
-    from pathlib import PurePosixPath
-
-    from remote_runner import ssh, transfer
-    from remote_runner.agent import Agent
-    from remote_runner.hostkeys import Policy
-    from remote_runner.pod import digests
-    from remote_runner.transfer import State
-
-    def stop_at(state: State) -> None:
-        if spec["stop_at"] and state.moved_bytes >= int(spec["stop_at"]):
-            os._exit(9)
-
-    where = ssh.Endpoint(
-        host=spec["host"],
-        port=wan.PORT,
-        user="root",
-        policy=Policy(own_file=Path(spec["known_hosts"])),
-        identities=[Path(spec["key"])],
-        identities_only=True,
-    )
-    here = Path(spec["here"])
-    there = PurePosixPath(spec["there"])
-    with (
-        transfer.Channels.ahead(where, there) as channels,
-        ssh.connect(where, measured=channels.expect) as connection,
-        Agent(connection, there) as agent,
-    ):
-        known = digests.Digests(str(here))
-        if spec["way"] == "up":
-            paths = [p.relative_to(here).as_posix() for p in sorted((here / OUTPUT).iterdir())]
-            began_ns = time.time_ns()
-            items = [transfer.item(here, p, known=known, hashed=False) for p in paths]
-            sent = transfer.send(agent, items, stop_at, channels=channels)
-            transfer.remember_sent(here, known, sent, began_ns)
-        else:
-            found, _, _ = transfer.listing(agent, [OUTPUT], [])
-            difference = transfer.compare(agent, here, found, known)
-            limits = {p: found[p]["size"] for p in difference.wanted}
-            incoming, arrived = here / ".remote-run" / "incoming", []
-            folders: set[str] = set()
-            for one in transfer.fetch(
-                agent, difference.wanted, incoming, limits, stop_at, here=here, facts=found, channels=channels
-            ):
-                transfer.place(here, one, folders=folders)
-                arrived.append(replace(one, temp=incoming))  # of many files each path is memory
-            transfer.sync(here, folders)
-            transfer.remember(agent, here, known, arrived)
-    return {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
-
-
 def cpu_of(pid: int) -> float:
     """Processor time of a process's ended children, theirs included."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -176,6 +124,7 @@ def spec_of(lab: wan.Lab, case: Case, stop_at: int = 0) -> str:
     return json.dumps(
         {
             "host": lab.address,
+            "port": wan.PORT,
             "key": str(lab.key),
             "known_hosts": str(own),
             "here": str(case.here),
@@ -228,7 +177,7 @@ def _has_the_program(root: Path) -> None:
 
 
 def _us(lab: wan.Lab, case: Case, stop_at: int = 0) -> Callable[[], tuple[float, float, float, str, int]]:
-    return lambda: measure(lab, [sys.executable, __file__, "--one", spec_of(lab, case, stop_at)])
+    return lambda: measure(lab, [sys.executable, OURS, spec_of(lab, case, stop_at)])
 
 
 def _break_off(lab: wan.Lab, case: Case, tool: str, source: Path, target: Path, moved: int) -> None:
@@ -297,11 +246,7 @@ def main() -> int:
     parser.add_argument("--congestion", default="", help="TCP's control of both hosts: cubic; else this machine's own")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="append what is measured, one object a line")
     parser.add_argument("--show", type=Path, metavar="FILE", help="print the table of such a file, and nothing more")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        print(json.dumps(ours(json.loads(args.one))))
-        return 0
     if args.show:
         print("\n".join(table([Row(**json.loads(line)) for line in args.show.read_text().splitlines()])))
         return 0

@@ -37,12 +37,12 @@ def ssh(ctx: click.Context, /, target: str, name: str | None, **given: Any) -> i
     if not openssh.available():
         raise UsageFault("there is no ssh on this machine", fix="install OpenSSH's client")
     with found_run(target, name, given) as (_known, agent, _where), tempfile.TemporaryDirectory() as folder:
-        known_hosts = openssh.write_known_hosts(Path(folder), [agent.pod.host_key_line()])
+        openssh.prepare(Path(folder), [agent.pod.host_key_line()])
         code = "import sys; sys.path.insert(0, sys.argv[1]); from remote_runner.pod.shell import main; "
         code += "sys.exit(main(sys.argv[2], sys.argv[3:]))"
         app = f"{agent.root}/.remote-run/{_app_name()}"
         command = python_command(code, app, str(agent.root), *ctx.meta["command"])
-        words = openssh.argv(agent.pod.endpoint, known_hosts, command)
+        words = openssh.argv(agent.pod.endpoint, Path(folder), command)
         if sys.stdin.isatty() and not ctx.meta["command"]:
             words = ["-tt" if w == "-T" else "RequestTTY=force" if w == "RequestTTY=no" else w for w in words]
         return subprocess.run(words, check=False).returncode

@@ -21,7 +21,7 @@ import time
 from typing import Any, Dict, List, Tuple
 
 from remote_runner.pod import files, intake, wire
-from remote_runner.pod.session import Operations, Refusal, Session, greet, loop
+from remote_runner.pod.session import Operations, Refusal, Session, loop
 
 OPEN_FILES = 4  # kept open between ranges: a file that is rotated away can still be read to its end
 PACKED_BYTES = 4 << 20  # the largest file of a pack
@@ -244,10 +244,8 @@ OPERATIONS: Operations = {
 _F_SETPIPE_SZ = 1031
 
 
-def serve(root: str, nonce: str) -> int:
+def serve(session: Session) -> int:
     """A data connection: nothing but bytes, answered in order until it ends."""
     with contextlib.suppress(OSError):  # where sshd gave us a pipe: fewer, larger reads on its side
         fcntl.fcntl(1, _F_SETPIPE_SZ, wire.CHUNK_BYTES)
-    session = Session(root, greet(nonce))
-    session.wire.send({"pid": os.getpid()})
     return loop(session, OPERATIONS)

@@ -8,9 +8,12 @@ from typing import List
 
 def main(argv: List[str]) -> int:
     if len(argv) == 3 and argv[0] == "serve":
-        from remote_runner.pod.serve import serve
+        from remote_runner.pod.session import begun, loop
 
-        return serve(argv[1], argv[2])
+        session = begun(argv[1], argv[2])
+        from remote_runner.pod.serve import OPERATIONS  # while the marker line is on its way
+
+        return loop(session, OPERATIONS)
     if len(argv) == 3 and argv[0] == "keep":
         from remote_runner.pod.keep import main as keep
 

@@ -16,12 +16,10 @@ compiled anew at every start, and a transfer waits for it.
 from __future__ import annotations
 
 import os
-import platform
-import sys
 from typing import Any, Dict
 
 from remote_runner.pod import bulk, fileops, files, layout, parts
-from remote_runner.pod.session import Operations, Refusal, Session, greet, loop
+from remote_runner.pod.session import Operations, Refusal, Session
 
 
 def hold(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
@@ -114,7 +112,7 @@ def pulled(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
     return pulling.pulled(session, ask)
 
 
-_OPS: Operations = {
+OPERATIONS: Operations = {
     "beat": lambda _session, _ask: {},
     "hold": hold,
     "list": fileops.listing,
@@ -142,10 +140,3 @@ _OPS: Operations = {
     "pull": pull,
     "pulled": pulled,
 }
-
-
-def serve(root: str, nonce: str) -> int:
-    """Answer until the connection ends."""
-    session = Session(root, greet(nonce))
-    session.wire.send({"pid": os.getpid(), "python": sys.executable, "host": platform.node()})
-    return loop(session, _OPS)

@@ -74,16 +74,18 @@ def loop(session: Session, operations: Operations) -> int:
             message = session.wire.receive(SILENCE_S if session.lock_fd is not None else None)
             if message is None:
                 return 0
-            session.wire.send(answer(session, operations, message[0]))
+            answered = answer(session, operations, message[0])
+            if not message[0].get("untold"):
+                session.wire.send(answered)
         except (EOFError, BrokenPipeError, wire.WireError):
             return 0
 
 
-def greet(nonce: str) -> wire.Wire:
+def begun(root: str, nonce: str) -> Session:
     """Say the marker line; from here on nothing but messages reaches the controller's end of stdout."""
     out = os.dup(1)
     os.dup2(2, 1)
     view = memoryview(wire.marker(nonce))
     while view:
         view = view[os.write(out, view) :]
-    return wire.Wire(0, out)
+    return Session(root, wire.Wire(0, out))

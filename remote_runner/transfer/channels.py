@@ -48,7 +48,8 @@ for name,text in json.loads(zlib.decompress(data).decode()):
     above,_,last=name.rpartition('.')
     if above: setattr(sys.modules[above],last,module)
     exec(compile(text,name,'exec'),module.__dict__)
-sys.exit(sys.modules['remote_runner.pod.bulk'].serve(root,nonce))
+    if last=='session': session=module.begun(root,nonce)
+sys.exit(module.serve(session))
 """
 
 
@@ -80,7 +81,7 @@ class Channels:
         self._open: set[Conversation] = set()
         self._closed = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="remote-run-ssh-")
-        self._known_hosts = openssh.write_known_hosts(Path(self._folder.name), host_keys)
+        openssh.prepare(Path(self._folder.name), host_keys)
 
     @classmethod
     def of(cls, agent: Agent) -> Self:
@@ -120,7 +121,7 @@ class Channels:
         if self._rtt_s is None:
             self._rtt_s = agent.pod.rtt_s if agent.pod.rtt_s is not None else _ask_rtt_s(agent)
             self._host_keys = [agent.pod.host_key_line()]
-            openssh.write_known_hosts(Path(self._folder.name), self._host_keys)
+            openssh.prepare(Path(self._folder.name), self._host_keys)
 
     @property
     def warm(self) -> bool:
@@ -210,7 +211,7 @@ class Channels:
         where = str(self._where)
         opened: Program
         if openssh.available():
-            opened = openssh.Process(openssh.argv(self._where, self._known_hosts, command), where)
+            opened = openssh.Process(openssh.argv(self._where, Path(self._folder.name), command), where)
         else:
             opened = _OwnTransport(self._where, self._host_keys, command)
         try:

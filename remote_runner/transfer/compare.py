@@ -106,7 +106,7 @@ def remember(agent: Agent, root: Path, known: digests.Digests, arrived: list[Fet
     with contextlib.suppress(LinkLost, Denied, RunnerError):  # a memory, no more
         for at in range(0, len(arrived), TELL_AT_ONCE):
             some = [one for one in arrived[at : at + TELL_AT_ONCE] if one.stamp]
-            agent.ask("remember", files=[[one.path, one.sha256, *one.stamp, now_ns, True] for one in some])
+            agent.tell("remember", files=[[one.path, one.sha256, *one.stamp, now_ns, True] for one in some])
 
 
 def remember_sent(root: Path, known: digests.Digests, sent: list[Item], began_ns: int) -> None:

@@ -168,8 +168,8 @@ def test_a_data_connection_goes_to_the_proven_machine_and_asks_nothing(tmp_path:
         host="1.2.3.4", port=22022, user="root", policy=Policy(own_file=tmp_path / "k"), alias="gpu",
         identities=[Path("/keys/id")], identities_only=True, jump="bastion",
     )  # fmt: skip
-    known = openssh.write_known_hosts(tmp_path, ["ssh-ed25519 AAAA"])
-    words = openssh.argv(where, known, "exec python3")
+    openssh.prepare(tmp_path, ["ssh-ed25519 AAAA"])
+    words, known = openssh.argv(where, tmp_path, "exec python3"), tmp_path / "known_hosts"
     assert words[-3:] == ["--", "gpu", "exec python3"]
     assert known.read_text() == "remote-run-pod ssh-ed25519 AAAA\n"
     for option in (
