@@ -87,29 +87,28 @@ def bring_home(
     known = digests.Digests(str(root))
     incoming = root / layout.OWN / "incoming" / name
     arrived: list[transfer.Fetched] = []
-    placed: set[str] = set()  # folders whose names are not durable yet
     try:
-        wanted = _differing(agent, root, found, home, known, incoming, placed)
-        need_bytes = sum(sizes[p] for p in wanted)
-        rates.announce(root, "down", need_bytes, len(wanted), price_usd_h, tell)
-        _room(root, need_bytes - _begun_bytes(incoming))
-        for attempt in range(1, AGAIN + 1):
-            began = time.monotonic()
-            before = home.fetched_bytes
-            facts = found if attempt == 1 else None
-            limits = {p: sizes[p] for p in wanted}
-            for one in transfer.fetch(agent, wanted, incoming, limits, here=root, facts=facts, channels=channels):
-                if _take(root, one, home, placed):
-                    arrived.append(replace(one, temp=incoming))  # of 100,000 files each path is memory
-            took_s = time.monotonic() - began
-            rates.remember(root, "down", home.fetched_bytes - before, took_s)
-            _say_rate(home.fetched_bytes - before, took_s, tell)
-            wanted = _changed_meanwhile(agent, wanted, home)
-            if not wanted:
-                break
-            tell(f"{len(wanted)} files were written to while they came; fetching them again ({attempt})")
+        with transfer.Placing(root) as placing:
+            wanted = _differing(agent, root, found, home, known, incoming, placing)
+            need_bytes = sum(sizes[p] for p in wanted)
+            rates.announce(root, "down", need_bytes, len(wanted), price_usd_h, tell)
+            _room(root, need_bytes - _begun_bytes(incoming))
+            for attempt in range(1, AGAIN + 1):
+                began = time.monotonic()
+                before = home.fetched_bytes
+                facts = found if attempt == 1 else None
+                limits = {p: sizes[p] for p in wanted}
+                for one in transfer.fetch(agent, wanted, incoming, limits, here=root, facts=facts, channels=channels):
+                    if _take(placing, one, home):
+                        arrived.append(replace(one, temp=incoming))  # of 100,000 files each path is memory
+                took_s = time.monotonic() - began
+                rates.remember(root, "down", home.fetched_bytes - before, took_s)
+                _say_rate(home.fetched_bytes - before, took_s, tell)
+                wanted = _changed_meanwhile(agent, wanted, home)
+                if not wanted:
+                    break
+                tell(f"{len(wanted)} files were written to while they came; fetching them again ({attempt})")
     finally:
-        transfer.sync(root, placed)
         transfer.remember(agent, root, known, arrived)
     for folder in folders:
         root.joinpath(*files.parts(folder)).mkdir(parents=True, exist_ok=True)
@@ -144,14 +143,14 @@ def _changed_meanwhile(agent: Agent, paths: list[str], home: Home) -> list[str]:
     return found
 
 
-def _take(root: Path, one: transfer.Fetched, home: Home, placed: set[str]) -> bool:
+def _take(placing: transfer.Placing, one: transfer.Fetched, home: Home) -> bool:
     """Put a file in place, where its content proves itself; whether it did."""
     fault = _fault(one.temp, one.path)
     if fault:
         home.unverified[one.path] = fault
         one.temp.unlink()
         return False
-    transfer.place(root, one, folders=placed)
+    placing.place(one)
     home.manifest[one.path] = {"size": one.size, "sha256": one.sha256}
     home.fetched += 1
     home.fetched_bytes += one.size
@@ -177,7 +176,7 @@ def _differing(
     home: Home,
     known: digests.Digests,
     incoming: Path,
-    placed: set[str],
+    placing: transfer.Placing,
 ) -> list[str]:
     """Paths whose bytes are not here yet; those that are here under another name are put in place."""
     difference = transfer.compare(agent, root, found, known)
@@ -187,7 +186,7 @@ def _differing(
     ready = [transfer.adopt(root, source, path, found[path], incoming) for path, source in difference.linked.items()]
     for one in ready:
         if one is not None:
-            _take(root, one, home, placed)
+            _take(placing, one, home)
     return [p for p in found if p not in home.manifest and p not in home.unverified]
 
 

@@ -30,8 +30,8 @@ from remote_runner.ssh import CONNECT_S, Endpoint, LinkLost
 
 # a list: one name alone fails where the server lacks it. GCM first: half the processor time of chacha20
 _CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes256-ctr"
-# first of all, where ~/.ssh/config says nothing: sntrup761, OpenSSH's first choice up to 9.8, takes a tenth of a second of
-# processor time for each connection; its successor against quantum computers takes none worth counting
+# where ~/.ssh/config says nothing: sntrup761, OpenSSH's first choice up to 9.8, takes a tenth of a second of processor
+# time for each connection; its successor against quantum computers takes none worth counting
 _EXCHANGES = ("mlkem768x25519-sha256", "curve25519-sha256")
 _NAME = "remote-run-pod"  # the pod's name in our known_hosts file
 _HOSTS, _CONFIG = "known_hosts", "config"

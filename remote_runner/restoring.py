@@ -38,6 +38,7 @@ def fetch(place: Place, manifest: dict[str, Any], incoming: Path) -> list[transf
     for number, entry in enumerate(manifest["files"]):
         temp = incoming / f"{number}.part"
         _fetch_blob(place, entry, temp)
+        transfer.dress(temp, entry["mode"], int(manifest["unix_s"] * 1e9))
         found.append(
             transfer.Fetched(
                 path=entry["path"],
@@ -68,8 +69,9 @@ def _fetch_blob(place: Place, entry: dict[str, Any], temp: Path) -> None:
 
 def put_in_place(fetched: list[transfer.Fetched], manifest: dict[str, Any], to: Path) -> None:
     """Give fetched files their names; the folders of the backup too, so that empty ones survive."""
-    for one in fetched:
-        transfer.place(to, one)
+    with transfer.Placing(to) as placing:
+        for one in fetched:
+            placing.place(one)
     for folder in manifest["folders"]:
         to.joinpath(*files.parts(folder)).mkdir(parents=True, exist_ok=True)
 

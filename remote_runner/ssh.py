@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import tenacity
 
@@ -198,16 +198,25 @@ class _Prompt(socket.socket):
     """A connection that acknowledges at once: sshd holds its small packets back until the last one is acknowledged."""
 
     def recv(self, *args: int) -> bytes:
-        if sys.platform == "linux":
-            self.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)  # holds for a moment, so it is said each time
+        self._hurry()
         return super().recv(*args)
+
+    def send(self, *args: Any) -> int:
+        sent = super().send(*args)
+        self._hurry()
+        return sent
+
+    def _hurry(self) -> None:
+        if sys.platform == "linux":
+            self.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)  # it holds until something is sent or said
 
 
 def _socket(endpoint: Endpoint) -> socket.socket | paramiko.Channel | paramiko.ProxyCommand:
     if endpoint.jump and endpoint.jump.lower() != "none":
         return _through(endpoint)
     if endpoint.proxy_command and endpoint.proxy_command.lower() != "none":
-        return ssh_library.load().ProxyCommand(endpoint.proxy_command)
+        through: paramiko.ProxyCommand = ssh_library.load().ProxyCommand(endpoint.proxy_command)
+        return through
     try:
         made = socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_S)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else small packets wait for acknowledgements

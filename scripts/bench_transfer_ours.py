@@ -60,13 +60,12 @@ def ours(spec: dict[str, Any]) -> dict[str, float]:
             difference = transfer.compare(agent, here, found, known)
             limits = {p: found[p]["size"] for p in difference.wanted}
             incoming, arrived = here / ".remote-run" / "incoming", []
-            folders: set[str] = set()
-            for one in transfer.fetch(
-                agent, difference.wanted, incoming, limits, stop_at, here=here, facts=found, channels=channels
-            ):
-                transfer.place(here, one, folders=folders)
-                arrived.append(replace(one, temp=incoming))  # of many files each path is memory
-            transfer.sync(here, folders)
+            with transfer.Placing(here) as placing:
+                for one in transfer.fetch(
+                    agent, difference.wanted, incoming, limits, stop_at, here=here, facts=found, channels=channels
+                ):
+                    placing.place(one)
+                    arrived.append(replace(one, temp=incoming))  # of many files each path is memory
             transfer.remember(agent, here, known, arrived)
     return {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 

@@ -63,16 +63,15 @@ def bring(agent: Agent, here: Path, **given: Any) -> list[transfer.Fetched]:
     difference = transfer.compare(agent, here, found, known)
     incoming = here / ".remote-run" / "incoming" / NAME
     arrived = []
-    folders: set[str] = set()
-    for path, source in difference.linked.items():
-        one = transfer.adopt(here, source, path, found[path], incoming)
-        assert one is not None
-        transfer.place(here, one)
     limits = {path: found[path]["size"] for path in difference.wanted}
-    for one in transfer.fetch(agent, difference.wanted, incoming, limits, here=here, **given):
-        transfer.place(here, one, folders=folders)
-        arrived.append(replace(one, temp=incoming))
-    transfer.sync(here, folders)
+    with transfer.Placing(here) as placing:
+        for path, source in difference.linked.items():
+            one = transfer.adopt(here, source, path, found[path], incoming)
+            assert one is not None
+            placing.place(one)
+        for one in transfer.fetch(agent, difference.wanted, incoming, limits, here=here, **given):
+            placing.place(one)
+            arrived.append(replace(one, temp=incoming))
     transfer.remember(agent, here, known, arrived)
     return arrived
 
@@ -86,7 +85,7 @@ class Peer:
 
     def __init__(self, answers: Callable[[dict[str, Any]], list[wire.Message]]) -> None:
         self._answers, self._asked = answers, wire.Decoder()
-        self._said = bytearray(wire.marker("nonce") + wire.encode({"pid": 1}))
+        self._said = bytearray(wire.marker("nonce"))
 
     def conversation(self) -> Conversation:
         return Conversation(self, "hostile:22", "nonce")

@@ -6,6 +6,7 @@ process is one of the design's exit codes.
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import click
@@ -60,4 +61,6 @@ def main() -> None:
     """The console script."""
     if sys.platform == "win32":
         sys.exit("remote-run runs on Linux and macOS; on Windows, use it inside WSL2")
-    sys.exit(run_cli(cli, sys.argv[1:]))
+    code = run_cli(cli, sys.argv[1:])
+    gc.freeze()  # what is left needs no collecting: it would take 30 ms of every command
+    sys.exit(code)

@@ -1,7 +1,7 @@
 """Bytes to and from a pod: the fastest way over plain SSH that proves every one of them.
 
     compare()   what differs at all                 listing()  what the pod has, checked
-    fetch()     from the pod, under temporary names place()    one file gets its name
+    fetch()     from the pod, under temporary names Placing    files get their names
     send()      to the pod                          item()     one file's facts and digest
 
     controller  compare, fetch, send  --Engine-->  workers  --Channels-->  4 to 8 ssh processes   bytes
@@ -19,7 +19,7 @@ from __future__ import annotations
 from remote_runner.transfer.channels import Channels
 from remote_runner.transfer.compare import Difference, compare, remember, remember_sent
 from remote_runner.transfer.fetch import fetch
-from remote_runner.transfer.items import Fetched, Item, adopt, item, place, stamp, sync
+from remote_runner.transfer.items import Fetched, Item, Placing, adopt, dress, item, stamp
 from remote_runner.transfer.listing import listing
 from remote_runner.transfer.progress import Progress, State
 from remote_runner.transfer.send import send
@@ -29,17 +29,17 @@ __all__ = [
     "Difference",
     "Fetched",
     "Item",
+    "Placing",
     "Progress",
     "State",
     "adopt",
     "compare",
+    "dress",
     "fetch",
     "item",
     "listing",
-    "place",
     "remember",
     "remember_sent",
     "send",
     "stamp",
-    "sync",
 ]

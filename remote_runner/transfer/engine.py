@@ -36,6 +36,7 @@ RANGE_BYTES, LEAST_RANGE_BYTES, FIRST_RANGE_BYTES = 4 << 20, 512 << 10, 1 << 20
 RANGE_S = 0.4  # and no more than a connection brings in this time
 FAILURES = 3  # of one worker's channels in a row, with nothing moved between
 GROW_EVERY_S = 1.0
+_NEAR_S = 0.002  # no window holds back a neighbour, however busy the machine was when it was measured
 _FULL_WINDOW = 0.7  # a stream at this share of what its window allows would gain from company
 _LAST_ANSWERS_S = 3.0
 
@@ -228,7 +229,7 @@ class Engine:
             return
         rate = (moved_now - moved) / (now - then)
         self._checked = (now, moved_now)
-        if alive < pool.MOST and rate / alive > _FULL_WINDOW * pool.WINDOW_BYTES / max(self.rtt_s, pool.LAN_S):
+        if alive < pool.MOST and rate / alive > _FULL_WINDOW * pool.WINDOW_BYTES / max(self.rtt_s, _NEAR_S):
             self._more(1)
 
     def _for_agent(self, most_bytes: int) -> Unit | None:

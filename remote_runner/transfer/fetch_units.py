@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from remote_runner.conversation import Conversation, Denied, field
 from remote_runner.errors import Unverified
 from remote_runner.pod import files, flush, layout
-from remote_runner.transfer.items import PACKED_BYTES, Fetched, damaged, stamp
+from remote_runner.transfer.items import PACKED_BYTES, Fetched, damaged, dress, stamp
 from remote_runner.transfer.part import Part
 from remote_runner.transfer.progress import Meter
 
@@ -165,6 +165,7 @@ class Tail:
 
             answer = channel.stream(self._version[0] - self._have, self._path, take)
             f.flush()
+            dress(f.fileno(), field(self._facts, "mode", int), self._version[1])
             os.fsync(f.fileno())
         if answer.get("ok") is not True or answer.get("whole") != whole.hexdigest():
             temp.unlink()  # not the same log with more in it, or damaged: the whole of it settles that
@@ -229,10 +230,11 @@ class Pack:
     def _keep(self, came: list[tuple[str, list[Any], memoryview]]) -> None:
         """Write them down, make them durable together, and hand them on."""
         temps = self._plan.temps(len(came))
-        for temp, (_, _, content) in zip(temps, came, strict=True):
+        for temp, (_, row, content) in zip(temps, came, strict=True):
             fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             try:
                 files.write_all(fd, content)
+                dress(fd, row[3], row[4])
             finally:
                 os.close(fd)
         folder = os.open(self._plan.incoming, os.O_RDONLY | os.O_DIRECTORY)

@@ -11,7 +11,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from remote_runner.conversation import field
 from remote_runner.errors import Unverified
@@ -35,7 +35,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """One file that arrived, not yet under its name."""
+    """One file that arrived, with its mode and time, not yet under its name."""
 
     path: str
     temp: Path
@@ -93,38 +93,51 @@ def item(
     )
 
 
-def place(root: Path, one: Fetched, path: str | None = None, folders: set[str] | None = None) -> None:
-    """Give a fetched file its name, durable; nothing is followed out of `root`.
+def dress(file: int | Path, mode: int, mtime_ns: int) -> None:
+    """Give a file of ours the mode and the time that travel with it."""
+    os.chmod(file, mode & 0o777 | 0o600)  # noqa: PTH101
+    os.utime(file, ns=(mtime_ns, mtime_ns))
 
-    Args:
-        folders: where many are placed: takes the file's folder, and `sync` makes the names durable once for all.
 
-    Raises:
-        Unverified: a link stands where a folder should.
+class Placing:
+    """Gives fetched files their names below a root; nothing is followed out of it.
+
+    Each folder is walked to once, and the names in it are durable when the `with` block is left, however it is left.
     """
-    to, temp = path or one.path, str(one.temp)
-    os.chmod(temp, one.mode & 0o777 | 0o600)  # noqa: PTH101
-    os.utime(temp, ns=(one.mtime_ns, one.mtime_ns))
-    try:
-        files.place(str(root), to, temp, durable=folders is None)
-    except OSError as e:
-        if e.errno not in (errno.ELOOP, errno.ENOTDIR):
-            raise
-        raise Unverified(
-            f"{root}/{to}: a link or a file stands where a folder should, nothing is written through it",
-            fix="replace the link by a folder",
-        ) from None
-    if folders is not None:
-        folders.add(to.rpartition("/")[0])
-    if temp.endswith(".part"):
-        one.temp.with_suffix(".ranges").unlink(missing_ok=True)
 
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._folders = files.Folders(str(root), create=True)
+        self._named: set[str] = set()
 
-def sync(root: Path, folders: set[str]) -> None:
-    """Make the names of placed files durable."""
-    for folder in sorted(folders):
-        files.sync_folder(str(root), folder)
-    folders.clear()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._folders:
+            for folder in sorted(self._named):
+                os.fsync(self._folders.of(f"{folder}/any" if folder else "any")[0])
+
+    def place(self, one: Fetched) -> None:
+        """Give a file its name.
+
+        Raises:
+            Unverified: a link stands where a folder should.
+        """
+        try:
+            folder, name = self._folders.of(one.path)
+            os.replace(one.temp, name, dst_dir_fd=folder)
+        except OSError as e:
+            if e.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            where = f"{self._root}/{one.path}"
+            raise Unverified(
+                f"{where}: a link or a file stands where a folder should, nothing is written through it",
+                fix="replace the link by a folder",
+            ) from None
+        self._named.add(one.path.rpartition("/")[0])
+        if one.temp.suffix == ".part":
+            one.temp.with_suffix(".ranges").unlink(missing_ok=True)
 
 
 def adopt(root: Path, source: str, path: str, facts: dict[str, Any], incoming: Path) -> Fetched | None:
@@ -145,6 +158,7 @@ def adopt(root: Path, source: str, path: str, facts: dict[str, Any], incoming: P
     if sha256 != facts.get("sha256"):
         temp.unlink()
         return None
+    dress(temp, field(facts, "mode", int), field(facts, "mtime_ns", int))
     return Fetched(
         path=path,
         temp=temp,

@@ -18,7 +18,7 @@ from typing import Any
 from remote_runner.conversation import field
 from remote_runner.errors import Unverified
 from remote_runner.pod import bulk, files
-from remote_runner.transfer.items import Fetched, damaged, stamp
+from remote_runner.transfer.items import Fetched, damaged, dress, stamp
 from remote_runner.transfer.part_file import PartFile, gaps
 
 SYNC_EVERY_BYTES = 256 << 20  # the disk writes while the rest is on its way
@@ -171,6 +171,7 @@ class Part:
             try:
                 found = self._follow(generation, fd, stopped)
                 if found is not None:
+                    dress(fd, field(self.facts, "mode", int), field(self.facts, "mtime_ns", int))
                     os.fsync(fd)
                     return self._finish(found)
             finally:

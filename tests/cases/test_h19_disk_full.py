@@ -61,14 +61,14 @@ def test_a_disk_that_fills_meanwhile_leaves_nothing_under_a_final_name(pod: Test
     with peers.agent_on(pod, small_disk) as agent:
         found, _, _ = transfer.listing(agent, ["artifacts/toy"], ["toy"])
         limits = {path: entry["size"] for path, entry in found.items()}
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match="No space left"), transfer.Placing(small_disk) as placing:
             for one in transfer.fetch(agent, [LARGE], small_disk / "incoming", limits):
-                transfer.place(small_disk, one)
+                placing.place(one)
         assert not (small_disk / LARGE).exists()
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
-    with peers.agent_on(pod, small_disk) as agent:
+    with peers.agent_on(pod, small_disk) as agent, transfer.Placing(small_disk) as placing:
         for one in transfer.fetch(agent, [LARGE], small_disk / "incoming", limits):
-            transfer.place(small_disk, one)
+            placing.place(one)
     assert (small_disk / LARGE).read_bytes() == (pod.root / LARGE).read_bytes()
 
 
