@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,9 @@ def bring_home(
     _keep_if_newer(agent, root, name, outputs, tell)
     known = digests.Digests(str(root))
     incoming = root / layout.OWN / "incoming" / name
-    arrived: list[transfer.Fetched] = []
+    placing = transfer.Placing(root, known)
     try:
-        with transfer.Placing(root) as placing:
+        with placing:
             wanted = _differing(agent, root, found, home, known, incoming, placing)
             need_bytes = sum(sizes[p] for p in wanted)
             rates.announce(root, "down", need_bytes, len(wanted), price_usd_h, tell)
@@ -99,8 +99,7 @@ def bring_home(
                 facts = found if attempt == 1 else None
                 limits = {p: sizes[p] for p in wanted}
                 for one in transfer.fetch(agent, wanted, incoming, limits, here=root, facts=facts, channels=channels):
-                    if _take(placing, one, home):
-                        arrived.append(replace(one, temp=incoming))  # of 100,000 files each path is memory
+                    _take(placing, one, home)
                 took_s = time.monotonic() - began
                 rates.remember(root, "down", home.fetched_bytes - before, took_s)
                 _say_rate(home.fetched_bytes - before, took_s, tell)
@@ -109,7 +108,7 @@ def bring_home(
                     break
                 tell(f"{len(wanted)} files were written to while they came; fetching them again ({attempt})")
     finally:
-        transfer.remember(agent, root, known, arrived)
+        placing.tell(agent)
     for folder in folders:
         root.joinpath(*files.parts(folder)).mkdir(parents=True, exist_ok=True)
     shutil.rmtree(incoming, ignore_errors=True)
@@ -143,18 +142,17 @@ def _changed_meanwhile(agent: Agent, paths: list[str], home: Home) -> list[str]:
     return found
 
 
-def _take(placing: transfer.Placing, one: transfer.Fetched, home: Home) -> bool:
-    """Put a file in place, where its content proves itself; whether it did."""
+def _take(placing: transfer.Placing, one: transfer.Fetched, home: Home) -> None:
+    """Put a file in place, where its content proves itself."""
     fault = _fault(one.temp, one.path)
     if fault:
         home.unverified[one.path] = fault
         one.temp.unlink()
-        return False
+        return
     placing.place(one)
     home.manifest[one.path] = {"size": one.size, "sha256": one.sha256}
     home.fetched += 1
     home.fetched_bytes += one.size
-    return True
 
 
 def _fault(temp: Path, path: str) -> str:

@@ -150,6 +150,7 @@ def rows(lab: wan.Lab, work: str, way: str, mb: int, peers: list[str]) -> Iterat
             if run is None:
                 continue
             if work in ("unchanged", "changed"):
+                time.sleep(2.5)  # of younger files no digest is remembered
                 run()  # the first time, not measured
                 time.sleep(2.5)
                 moved = 0

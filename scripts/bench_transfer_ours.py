@@ -13,7 +13,6 @@ import os
 import resource
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -59,14 +58,13 @@ def ours(spec: dict[str, Any]) -> dict[str, float]:
             found, _, _ = transfer.listing(agent, [OUTPUT], [])
             difference = transfer.compare(agent, here, found, known)
             limits = {p: found[p]["size"] for p in difference.wanted}
-            incoming, arrived = here / ".remote-run" / "incoming", []
-            with transfer.Placing(here) as placing:
+            incoming = here / ".remote-run" / "incoming"
+            with transfer.Placing(here, known) as placing:
                 for one in transfer.fetch(
                     agent, difference.wanted, incoming, limits, stop_at, here=here, facts=found, channels=channels
                 ):
                     placing.place(one)
-                    arrived.append(replace(one, temp=incoming))  # of many files each path is memory
-            transfer.remember(agent, here, known, arrived)
+            placing.tell(agent)
     return {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 

@@ -64,7 +64,7 @@ def bring(agent: Agent, here: Path, **given: Any) -> list[transfer.Fetched]:
     incoming = here / ".remote-run" / "incoming" / NAME
     arrived = []
     limits = {path: found[path]["size"] for path in difference.wanted}
-    with transfer.Placing(here) as placing:
+    with transfer.Placing(here, known) as placing:
         for path, source in difference.linked.items():
             one = transfer.adopt(here, source, path, found[path], incoming)
             assert one is not None
@@ -72,7 +72,7 @@ def bring(agent: Agent, here: Path, **given: Any) -> list[transfer.Fetched]:
         for one in transfer.fetch(agent, difference.wanted, incoming, limits, here=here, **given):
             placing.place(one)
             arrived.append(replace(one, temp=incoming))
-    transfer.remember(agent, here, known, arrived)
+    placing.tell(agent)
     return arrived
 
 

@@ -17,10 +17,11 @@ after an fsync.
 from __future__ import annotations
 
 from remote_runner.transfer.channels import Channels
-from remote_runner.transfer.compare import Difference, compare, remember, remember_sent
+from remote_runner.transfer.compare import Difference, compare, remember_sent
 from remote_runner.transfer.fetch import fetch
-from remote_runner.transfer.items import Fetched, Item, Placing, adopt, dress, item, stamp
+from remote_runner.transfer.items import Fetched, Item, adopt, dress, item, stamp
 from remote_runner.transfer.listing import listing
+from remote_runner.transfer.placing import Placing
 from remote_runner.transfer.progress import Progress, State
 from remote_runner.transfer.send import send
 
@@ -38,7 +39,6 @@ __all__ = [
     "fetch",
     "item",
     "listing",
-    "remember",
     "remember_sent",
     "send",
     "stamp",

@@ -12,21 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from remote_runner.agent import Agent
-from remote_runner.conversation import Denied
 from remote_runner.conversation import field as answer_field
-from remote_runner.errors import RunnerError
 from remote_runner.pod import digests, files, layout
-from remote_runner.ssh import LinkLost
-from remote_runner.transfer.items import Fetched, Item
+from remote_runner.transfer.items import Item
 
-HASH_AT_ONCE, TELL_AT_ONCE = 1_000, 20_000
+HASH_AT_ONCE = 1_000
 
 
 @dataclass
@@ -92,21 +88,6 @@ def compare(
         else:
             result.wanted.append(path)
     return result
-
-
-def remember(agent: Agent, root: Path, known: digests.Digests, arrived: list[Fetched]) -> None:
-    """Keep the digests of files that were placed, here and on the pod, so that the next comparison reads nothing."""
-    now_ns = time.time_ns()
-    for one in arrived:
-        with contextlib.suppress(OSError):
-            info = os.lstat(f"{root}/{one.path}")
-            if (info.st_size, info.st_mtime_ns) == (one.size, one.mtime_ns):
-                known.put(one.path, digests.stamp_of(info), one.sha256, now_ns, ours=True)
-    known.save()
-    with contextlib.suppress(LinkLost, Denied, RunnerError):  # a memory, no more
-        for at in range(0, len(arrived), TELL_AT_ONCE):
-            some = [one for one in arrived[at : at + TELL_AT_ONCE] if one.stamp]
-            agent.tell("remember", files=[[one.path, one.sha256, *one.stamp, now_ns, True] for one in some])
 
 
 def remember_sent(root: Path, known: digests.Digests, sent: list[Item], began_ns: int) -> None:

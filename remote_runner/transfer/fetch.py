@@ -180,6 +180,7 @@ class _Plan:
         if self._packs is None:
             some = packing.packs(self.small, lambda path: (path, self.limits[path], False))
             self._packs = deque(Pack(self, paths, sum(self.limits[p] for p in paths)) for paths in some)
+            self.small = {}  # of 100,000 files each list is memory
         return self._packs.popleft() if self._packs else None
 
     def _side(self) -> Unit | None:

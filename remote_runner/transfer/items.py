@@ -1,17 +1,16 @@
-"""One file that travels, in either direction, and how it gets its name here.
+"""One file that travels, in either direction.
 
-Not here: how its bytes travel (fetch.py, send.py).
+Not here: how its bytes travel (fetch.py, send.py), how it gets its name here (placing.py).
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from remote_runner.conversation import field
 from remote_runner.errors import Unverified
@@ -97,47 +96,6 @@ def dress(file: int | Path, mode: int, mtime_ns: int) -> None:
     """Give a file of ours the mode and the time that travel with it."""
     os.chmod(file, mode & 0o777 | 0o600)  # noqa: PTH101
     os.utime(file, ns=(mtime_ns, mtime_ns))
-
-
-class Placing:
-    """Gives fetched files their names below a root; nothing is followed out of it.
-
-    Each folder is walked to once, and the names in it are durable when the `with` block is left, however it is left.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._folders = files.Folders(str(root), create=True)
-        self._named: set[str] = set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._folders:
-            for folder in sorted(self._named):
-                os.fsync(self._folders.of(f"{folder}/any" if folder else "any")[0])
-
-    def place(self, one: Fetched) -> None:
-        """Give a file its name.
-
-        Raises:
-            Unverified: a link stands where a folder should.
-        """
-        try:
-            folder, name = self._folders.of(one.path)
-            os.replace(one.temp, name, dst_dir_fd=folder)
-        except OSError as e:
-            if e.errno not in (errno.ELOOP, errno.ENOTDIR):
-                raise
-            where = f"{self._root}/{one.path}"
-            raise Unverified(
-                f"{where}: a link or a file stands where a folder should, nothing is written through it",
-                fix="replace the link by a folder",
-            ) from None
-        self._named.add(one.path.rpartition("/")[0])
-        if one.temp.suffix == ".part":
-            one.temp.with_suffix(".ranges").unlink(missing_ok=True)
 
 
 def adopt(root: Path, source: str, path: str, facts: dict[str, Any], incoming: Path) -> Fetched | None:
