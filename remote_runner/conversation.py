@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 
 from remote_runner.errors import NotStarted, RunnerError, Unverified
 from remote_runner.pod import wire
-from remote_runner.ssh import LinkLost
+from remote_runner.program import LinkLost
 
 SILENCE_S = 45.0  # the pod says something every few seconds while it works
 _CHATTER_BYTES = 1 << 20

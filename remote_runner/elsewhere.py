@@ -20,7 +20,8 @@ from remote_runner.conversation import Conversation
 from remote_runner.download import Home
 from remote_runner.errors import OutOfContact, UsageFault
 from remote_runner.pod import files
-from remote_runner.ssh import LinkLost, Pod
+from remote_runner.program import LinkLost
+from remote_runner.ssh import Pod
 
 _LOADER = """
 import os,sys

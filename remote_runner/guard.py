@@ -17,7 +17,8 @@ from remote_runner.hostkeys import Policy
 from remote_runner.plan import Plan
 from remote_runner.pod import layout
 from remote_runner.preflight import Facts
-from remote_runner.ssh import LinkLost, Pod
+from remote_runner.program import LinkLost
+from remote_runner.ssh import Pod
 from remote_runner.target import parse
 
 HERE = "this machine"  # where an experiment runs without a pod

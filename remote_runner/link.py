@@ -16,7 +16,8 @@ import tenacity
 from remote_runner import ssh
 from remote_runner.agent import Agent
 from remote_runner.errors import NotStarted, OutOfContact, PreflightFailed
-from remote_runner.ssh import Endpoint, LinkLost
+from remote_runner.program import LinkLost
+from remote_runner.ssh import Endpoint
 
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0

@@ -22,7 +22,7 @@ from remote_runner.backup import Backup
 from remote_runner.errors import BackupFailed, OutOfContact, PreflightFailed, Unverified, UsageFault
 from remote_runner.onpod import OnPod
 from remote_runner.pod import files, layout
-from remote_runner.ssh import LinkLost
+from remote_runner.program import LinkLost
 from remote_runner.standing import Standing
 from remote_runner.vault import Place
 

@@ -26,7 +26,8 @@ from pathlib import Path
 
 from remote_runner import dial
 from remote_runner.pod import wire
-from remote_runner.ssh import CONNECT_S, Endpoint, LinkLost
+from remote_runner.program import LinkLost
+from remote_runner.ssh import CONNECT_S, Endpoint
 
 # a list: one name alone fails where the server lacks it. GCM first: half the processor time of chacha20
 _CIPHERS = "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes256-ctr"
@@ -76,8 +77,8 @@ def argv(endpoint: Endpoint, folder: Path, command: str) -> list[str]:
     elif endpoint.proxy_command:
         options["ProxyCommand"] = endpoint.proxy_command
     else:
-        words = [sys.executable, "-I", "-S", dial.__file__, endpoint.host, str(endpoint.port), str(CONNECT_S)]
-        options["ProxyCommand"] = shlex.join(words).replace("%", "%%")
+        dialing = [sys.executable, "-I", "-S", dial.__file__, endpoint.host, str(endpoint.port), str(CONNECT_S)]
+        options["ProxyCommand"] = shlex.join(dialing).replace("%", "%%")
         options["ProxyUseFdpass"] = "yes"
     words = ["ssh", "-T", "-x", "-F", str(folder / _CONFIG), "-c", _CIPHERS]
     words += ["-p", str(endpoint.port), "-l", endpoint.user]
@@ -93,6 +94,8 @@ def argv(endpoint: Endpoint, folder: Path, command: str) -> list[str]:
 @cache
 def _exchanges() -> str:
     """The line that puts those of ours that this ssh knows before all that it would offer."""
+    if not available():
+        return ""
     asked = subprocess.run(["ssh", "-Q", "kex"], capture_output=True, text=True, check=False)
     known = [name for name in _EXCHANGES if name in asked.stdout.split()]
     return f"  KexAlgorithms ^{','.join(known)}" if known else ""

@@ -19,7 +19,8 @@ from remote_runner.agent import NO_PYTHON, printable, python_command
 from remote_runner.errors import PreflightFailed
 from remote_runner.plan import Plan
 from remote_runner.pod import layout
-from remote_runner.ssh import LinkLost, Pod
+from remote_runner.program import LinkLost
+from remote_runner.ssh import Pod
 
 SMALLEST_DISK_BYTES = 64 << 20
 SNAPSHOTS_PER_STAGE = 3  # latest, previous, and the one being written

@@ -19,7 +19,7 @@ from remote_runner.durations import clock_s, show
 from remote_runner.errors import BackupFailed, NotStarted, RunnerError, Unverified
 from remote_runner.link import Link
 from remote_runner.onpod import OnPod
-from remote_runner.ssh import LinkLost
+from remote_runner.program import LinkLost
 from remote_runner.vault import Place
 
 AGAIN_S = 60.0  # after a failure, where the interval is longer

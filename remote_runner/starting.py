@@ -43,7 +43,7 @@ from remote_runner.pulling import Direct
 from remote_runner.record import Journal
 from remote_runner.regular import Regular
 from remote_runner.report import Report
-from remote_runner.ssh import LinkLost
+from remote_runner.program import LinkLost
 from remote_runner.vault import Place
 
 LAUNCH_DOUBT_S = 120.0

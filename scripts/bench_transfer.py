@@ -7,6 +7,7 @@
 
 Needs root (tests/wan/lab.py). Peers that are not installed are named and left out. One row is one cold start to
 the end of the process, connections included; we verify every byte, the peers don't. The table goes to stdout.
+`warm` is the small files once connections are there, as while a run is followed: ours alone, to hold against `small`.
 With --on DIR the files lie on the disk of that folder, and the time of its syncs is in the figures.
 """
 
@@ -33,7 +34,7 @@ from bench_transfer_ours import OUTPUT  # noqa: E402
 from bench_transfer_peers import PEERS, Case  # noqa: E402
 from wan import lab as wan  # noqa: E402
 
-WORK = ("large", "small", "folder", "unchanged", "changed", "half")
+WORK = ("large", "small", "warm", "folder", "unchanged", "changed", "half")
 OURS = str(Path(__file__).with_name("bench_transfer_ours.py"))
 _INSTALLED = {
     k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"
@@ -66,7 +67,7 @@ def make(folder: Path, work: str, mb: int) -> int:
     """The files of a piece of work; the bytes that have to travel."""
     chance = random.Random(1)
     folder.mkdir(parents=True)
-    if work == "small":
+    if work in ("small", "warm"):
         words = [b"step", b"loss", b"0.125", b"rate", b"epoch", b"solved"]
         for number in range(3000):
             size = chance.randrange(1_000, 40_000)
@@ -131,6 +132,7 @@ def spec_of(lab: wan.Lab, case: Case, stop_at: int = 0) -> str:
             "there": str(case.there),
             "way": case.way,
             "stop_at": stop_at,
+            "warm": case.work == "warm",
         },
         default=str,
     )
@@ -138,10 +140,10 @@ def spec_of(lab: wan.Lab, case: Case, stop_at: int = 0) -> str:
 
 def rows(lab: wan.Lab, work: str, way: str, mb: int, peers: list[str]) -> Iterator[Row]:
     """All tools on one piece of work."""
-    for tool in ["remote-run", *peers]:
+    for tool in ["remote-run", *(peers if work != "warm" else [])]:
         with tempfile.TemporaryDirectory(prefix="bench-", dir=lab.folder) as folder:
             case = Case(lab=lab, work=work, way=way, here=Path(folder) / "here", there=Path(folder) / "there")
-            case.here.mkdir()
+            (case.here / ".remote-run").mkdir(parents=True)  # as in every project: digests are remembered there
             case.there.mkdir()
             source, target = (case.there, case.here) if way == "down" else (case.here, case.there)
             moved = make(source / OUTPUT, work, mb)
@@ -162,7 +164,8 @@ def rows(lab: wan.Lab, work: str, way: str, mb: int, peers: list[str]) -> Iterat
                 _break_off(lab, case, tool, source, target, moved)
             seconds, cpu, pod, said, code = run()
             note = "" if code == 0 else "ended" if code == 124 else f"failed ({code}): {said.strip()[-200:]}"
-            peak = json.loads(said)["peak_mb"] if tool == "remote-run" and not code else 0
+            told = json.loads(said) if tool == "remote-run" and not code else {}
+            peak, seconds = told.get("peak_mb", 0), told.get("seconds", seconds)
             if not note and _differ(source / OUTPUT, target / OUTPUT):
                 note = "WRONG BYTES"
             yield Row(lab.profile.name, work, way, tool, seconds, moved, cpu, pod, peak, note, mb)

@@ -17,7 +17,8 @@ from remote_runner.agent import Agent
 from remote_runner.conversation import Denied
 from remote_runner.errors import RunnerError
 from remote_runner.hostkeys import Policy
-from remote_runner.ssh import Endpoint, LinkLost
+from remote_runner.program import LinkLost
+from remote_runner.ssh import Endpoint
 from remote_runner.transfer import State
 
 FLIP = "\n\ndef flip(block):\n    return bytes(block[:-1]) + bytes([block[-1] ^ 1])\n"

@@ -29,7 +29,8 @@ from remote_runner import ssh
 from remote_runner.errors import PreflightFailed, UsageFault
 from remote_runner.hostkeys import Policy
 from remote_runner.pod import files, layout
-from remote_runner.ssh import Endpoint, LinkLost
+from remote_runner.program import LinkLost
+from remote_runner.ssh import Endpoint
 from remote_runner.stores import Object, StoreAway, StoreRefused
 from remote_runner.target import parse
 

@@ -26,7 +26,8 @@ from remote_runner import hostkeys, openssh, ssh, zipapp
 from remote_runner.agent import Agent, python_command
 from remote_runner.conversation import Conversation, Program
 from remote_runner.errors import NotStarted, RunnerError
-from remote_runner.ssh import Endpoint, LinkLost
+from remote_runner.program import LinkLost
+from remote_runner.ssh import Endpoint
 
 LOGINS_AT_ONCE = 8  # with the control connection's one less than where sshd begins to drop them
 TRIES = 4

@@ -25,7 +25,7 @@ from typing import Protocol, Self
 from remote_runner.agent import Agent
 from remote_runner.conversation import Conversation, Denied
 from remote_runner.errors import RunnerError
-from remote_runner.ssh import LinkLost
+from remote_runner.program import LinkLost
 from remote_runner.transfer import channels as pool
 from remote_runner.transfer.channels import Channels, NoChannel
 from remote_runner.transfer.progress import Meter

@@ -15,7 +15,7 @@ from typing import Self
 from remote_runner.agent import Agent
 from remote_runner.errors import RunnerError, Unverified
 from remote_runner.pod import digests, files
-from remote_runner.ssh import LinkLost
+from remote_runner.program import LinkLost
 from remote_runner.transfer.items import Fetched
 
 TELL_AT_ONCE = 20_000

@@ -108,7 +108,7 @@ def _remember(agent: Agent, plan: _Plan) -> None:
     rows = [[p.item.path, p.sha256, *p.stamp, now, True] for p in plan.parts if p.stamp]
     rows += [[i.path, i.sha256, *stamp, now, True] for i, stamp in zip(plan.sent, plan.stamps, strict=True)]
     for at in range(0, len(rows), TELL_AT_ONCE):
-        agent.ask("remember", files=rows[at : at + TELL_AT_ONCE])
+        agent.tell("remember", files=rows[at : at + TELL_AT_ONCE])
 
 
 class _Plan:

@@ -15,7 +15,7 @@ import transfer_peers as peers
 from pods import TestPod, free_port, wait_for
 from projects import Project
 
-from remote_runner import ssh
+from remote_runner import program, ssh
 from remote_runner.errors import PreflightFailed
 
 
@@ -49,7 +49,7 @@ def test_a_connection_lost_after_the_login_is_not_a_program_that_said_nothing(
 ) -> None:
     with relay.to(pod.port, cut_first_after=after_bytes) as way:
         connection = ssh.connect(peers.endpoint(pod, tmp_path, way.port))
-        with connection, pytest.raises(ssh.LinkLost):
+        with connection, pytest.raises(program.LinkLost):
             connection.run("head -c 4000 /dev/zero; sleep 60")
 
 

@@ -19,7 +19,7 @@ from remote_runner.conversation import Conversation, Denied
 from remote_runner.errors import RunnerError, Unverified
 from remote_runner.pod import wire
 from remote_runner.pod.bulk import STEP_BYTES
-from remote_runner.ssh import LinkLost
+from remote_runner.program import LinkLost
 
 GOOD_ROW = ["f", f"{OUTPUT}/a", 3, 1, 1, 1, 0o644, ""]
 
