@@ -86,29 +86,25 @@ def bring_home(
     _keep_if_newer(agent, root, name, outputs, tell)
     known = digests.Digests(str(root))
     incoming = root / layout.OWN / "incoming" / name
-    placing = transfer.Placing(root, known)
-    try:
-        with placing:
-            wanted = _differing(agent, root, found, home, known, incoming, placing)
-            need_bytes = sum(sizes[p] for p in wanted)
-            rates.announce(root, "down", need_bytes, len(wanted), price_usd_h, tell)
-            _room(root, need_bytes - _begun_bytes(incoming))
-            for attempt in range(1, AGAIN + 1):
-                began = time.monotonic()
-                before = home.fetched_bytes
-                facts = found if attempt == 1 else None
-                limits = {p: sizes[p] for p in wanted}
-                for one in transfer.fetch(agent, wanted, incoming, limits, here=root, facts=facts, channels=channels):
-                    _take(placing, one, home)
-                took_s = time.monotonic() - began
-                rates.remember(root, "down", home.fetched_bytes - before, took_s)
-                _say_rate(home.fetched_bytes - before, took_s, tell)
-                wanted = _changed_meanwhile(agent, wanted, home)
-                if not wanted:
-                    break
-                tell(f"{len(wanted)} files were written to while they came; fetching them again ({attempt})")
-    finally:
-        placing.tell(agent)
+    with transfer.Placing(root, known) as placing:
+        wanted = _differing(agent, root, found, home, known, incoming, placing)
+        need_bytes = sum(sizes[p] for p in wanted)
+        rates.announce(root, "down", need_bytes, len(wanted), price_usd_h, tell)
+        _room(root, need_bytes - _begun_bytes(incoming))
+        for attempt in range(1, AGAIN + 1):
+            began = time.monotonic()
+            before = home.fetched_bytes
+            facts = found if attempt == 1 else None
+            limits = {p: sizes[p] for p in wanted}
+            for one in transfer.fetch(agent, wanted, incoming, limits, here=root, facts=facts, channels=channels):
+                _take(placing, one, home)
+            took_s = time.monotonic() - began
+            rates.remember(root, "down", home.fetched_bytes - before, took_s)
+            _say_rate(home.fetched_bytes - before, took_s, tell)
+            wanted = _changed_meanwhile(agent, wanted, home)
+            if not wanted:
+                break
+            tell(f"{len(wanted)} files were written to while they came; fetching them again ({attempt})")
     for folder in folders:
         root.joinpath(*files.parts(folder)).mkdir(parents=True, exist_ok=True)
     shutil.rmtree(incoming, ignore_errors=True)

@@ -17,10 +17,10 @@ from remote_runner.errors import OutOfContact, Refused, Unverified, UsageFault
 from remote_runner.follow import Running
 from remote_runner.link import Link
 from remote_runner.pod import preserve
+from remote_runner.program import LinkLost
 from remote_runner.record import Journal
 from remote_runner.regular import Regular
 from remote_runner.report import Report
-from remote_runner.program import LinkLost
 from remote_runner.transfer import Channels
 from remote_runner.vault import Place
 from remote_runner.view import View

@@ -11,7 +11,6 @@ Not here: what is said over a program's streams (agent.py).
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import logging
 import os
@@ -19,17 +18,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import tenacity
 
 from remote_runner import hostkeys, ssh_library
 from remote_runner.errors import PreflightFailed, UsageFault
-from remote_runner.program import LinkLost, ChannelProgram
+from remote_runner.program import ChannelProgram, LinkLost
 from remote_runner.target import Target, show_host
 
 if TYPE_CHECKING:

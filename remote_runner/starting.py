@@ -39,11 +39,11 @@ from remote_runner.follow import Running
 from remote_runner.link import Link
 from remote_runner.plan import Plan
 from remote_runner.pod import layout, preserve
+from remote_runner.program import LinkLost
 from remote_runner.pulling import Direct
 from remote_runner.record import Journal
 from remote_runner.regular import Regular
 from remote_runner.report import Report
-from remote_runner.program import LinkLost
 from remote_runner.vault import Place
 
 LAUNCH_DOUBT_S = 120.0

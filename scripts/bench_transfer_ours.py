@@ -80,7 +80,6 @@ def _down(agent: Agent, channels: transfer.Channels, here: Path, progress: Progr
     with transfer.Placing(here, known) as placing:
         for one in transfer.fetch(agent, wanted, incoming, limits, progress, here=here, facts=found, channels=channels):
             placing.place(one)
-    placing.tell(agent)
 
 
 if __name__ == "__main__":

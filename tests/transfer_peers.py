@@ -72,7 +72,6 @@ def bring(agent: Agent, here: Path, **given: Any) -> list[transfer.Fetched]:
         for one in transfer.fetch(agent, difference.wanted, incoming, limits, here=here, **given):
             placing.place(one)
             arrived.append(replace(one, temp=incoming))
-    placing.tell(agent)
     return arrived
 
 
@@ -93,7 +92,7 @@ class Peer:
     def write(self, data: bytes) -> None:
         self._asked.feed(data)
         while (message := self._asked.next()) is not None:
-            for header, payload in self._answers(message[0]):
+            for header, payload in [] if message[0].get("untold") else self._answers(message[0]):
                 self._said += wire.encode(header, payload)
 
     def write_file(self, fd: int, offset: int, length: int) -> int:

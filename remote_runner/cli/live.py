@@ -46,7 +46,7 @@ def found_run(
     """The run on the pod, over a connection that is closed at the end, and how to type where it is."""
     from remote_runner import runs, whereabouts
     from remote_runner.errors import OutOfContact, PreflightFailed
-    from remote_runner.ssh import LinkLost
+    from remote_runner.program import LinkLost
 
     access, name = _access(target, name, given)
     try:

@@ -128,14 +128,15 @@ def _from_elsewhere(session: Session, path: str, sha256: str, mode: int, mtime_n
 
 
 def remember(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Digests that are known since the bytes travelled.
+    """Digests that are known since the bytes travelled; written down when no `more` are to come.
 
     Each is [path, sha256, size, mtime_ns, ctime_ns, inode, taken_ns, ours].
     """
     for path, sha256, size, mtime_ns, ctime_ns, inode, taken_ns, ours in ask["files"]:
         files.parts(path)
         memory(session).put(path, (size, mtime_ns, ctime_ns, inode), sha256, taken_ns, bool(ours))
-    memory(session).save()
+    if not ask.get("more"):
+        memory(session).save()
     return {}
 
 

@@ -107,10 +107,18 @@ def remember_sent(root: Path, known: digests.Digests, sent: list[Item], began_ns
 def _seen(root: Path, paths: Iterable[str]) -> dict[str, os.stat_result]:
     """What stands here of some paths; no link is followed below the root."""
     found: dict[str, os.stat_result] = {}
+    absent: set[str] = set()
     with files.Folders(str(root), most=16) as folders:
         for path in paths:
-            with contextlib.suppress(OSError):
+            above = path.rpartition("/")[0]
+            if above in absent:
+                continue
+            try:
                 folder, name = folders.of(path)
+            except OSError:
+                absent.add(above)
+                continue
+            with contextlib.suppress(OSError):
                 found[path] = os.stat(name, dir_fd=folder, follow_symlinks=False)
     return found
 

@@ -32,6 +32,7 @@ from remote_runner.transfer.fetch_units import Marks, Pack, Range, Tail, Version
 from remote_runner.transfer.items import PACKED_BYTES, Fetched
 from remote_runner.transfer.part import Part
 from remote_runner.transfer.progress import Meter, Progress, silent
+from remote_runner.transfer.telling import Telling
 
 GROWTH_BYTES = 64 << 20  # what a file may have grown to since it was listed: twice its size and this
 TRIES = 5  # versions of one file, before it is said to change too fast
@@ -98,6 +99,7 @@ def fetch(
                     closer.join(5)
                 for part in plan.parts:
                     part.close()
+        plan.telling.rest(agent)
 
 
 @contextlib.contextmanager
@@ -155,7 +157,7 @@ class _Plan:
     def __init__(self, paths: list[str], incoming: Path, limits: dict[str, int], meter: Meter) -> None:
         self.work = Work(self._bulk, self._side, self._complete)
         self.incoming, self.limits, self.meter = incoming, limits, meter
-        self.rtt_s = 0.0
+        self.rtt_s, self.telling = 0.0, Telling()
         self._arrived: queue.Queue[Fetched] = queue.Queue(maxsize=20_000)
         by_size = sorted(paths, key=lambda p: -limits[p])
         self.parts = [self._part(p) for p in by_size if limits[p] > PACKED_BYTES]
@@ -188,7 +190,7 @@ class _Plan:
             told = part.to_tell()
             if told is not None:
                 return Marks(self, part, *told)
-        return None
+        return self.telling.unit()
 
     def _complete(self) -> bool:
         return not self._left_to_close and self._packs is not None and not self._packs
@@ -240,6 +242,8 @@ class _Plan:
         return [self.incoming / f"{number}.whole" for number in range(last - count, last)]
 
     def arrive(self, one: Fetched) -> None:
+        if one.stamp:
+            self.telling.add(one.path, one.sha256, one.stamp)
         while self.work.failed is None:
             with contextlib.suppress(queue.Full):
                 self._arrived.put(one, timeout=0.5)

@@ -10,7 +10,6 @@ Not here: the single requests (send_units.py), who runs them (engine.py), the po
 from __future__ import annotations
 
 import errno
-import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
@@ -25,8 +24,9 @@ from remote_runner.transfer.engine import Engine, Unit, Work
 from remote_runner.transfer.items import PACKED_BYTES, Item
 from remote_runner.transfer.progress import Meter, Progress, silent
 from remote_runner.transfer.send_units import AGAIN, FINISH_S, ROOM, Begin, Finish, Outgoing, Pack, Range, Trail
+from remote_runner.transfer.telling import Telling
 
-ASK_AT_ONCE, TELL_AT_ONCE = 1_000, 20_000
+ASK_AT_ONCE = 1_000
 AHEAD = 32  # parts that are begun and not named yet
 
 
@@ -75,7 +75,7 @@ def _send(
     finally:
         for part in plan.parts:
             part.close()
-    _remember(agent, plan)
+    plan.telling.rest(agent)
     digest_of = {p.item.path: p.sha256 for p in plan.parts} | {i.path: i.sha256 for i in plan.sent}
     return [i if i.sha256 else replace(i, sha256=digest_of.get(i.path, "")) for i in everything]
 
@@ -102,15 +102,6 @@ def _already_there(agent: Agent, items: list[Item]) -> tuple[set[str], dict[str,
     return there, seeds
 
 
-def _remember(agent: Agent, plan: _Plan) -> None:
-    """Let the pod keep the digests, so that the next comparison reads nothing."""
-    now = time.time_ns()
-    rows = [[p.item.path, p.sha256, *p.stamp, now, True] for p in plan.parts if p.stamp]
-    rows += [[i.path, i.sha256, *stamp, now, True] for i, stamp in zip(plan.sent, plan.stamps, strict=True)]
-    for at in range(0, len(rows), TELL_AT_ONCE):
-        agent.tell("remember", files=rows[at : at + TELL_AT_ONCE])
-
-
 class _Plan:
     """What is still to go."""
 
@@ -122,8 +113,8 @@ class _Plan:
         self.parts = [Outgoing(i, i.path in seeds and i.path.endswith(layout.APPENDED)) for i in large]
         small = packing.packs(by_size[len(large) :], lambda i: (i.path, i.size, i.durable))
         self._packs = deque(Pack(self, some) for some in small)
-        self.sent: list[Item] = []  # small ones that are in place, with the pod's stamps of them
-        self.stamps: list[list[int]] = []
+        self.sent: list[Item] = []  # small ones that are in place
+        self.telling = Telling()
 
     def _bulk(self, most: int) -> Unit | None:
         left = sum(e - b for p in self.parts for b, e in p.gaps)
@@ -151,7 +142,7 @@ class _Plan:
             if part.begun and part.trailed == part.item.size and not part.finishing:
                 part.finishing = True
                 return Finish(self, part)
-        return None
+        return self.telling.unit()
 
     def _complete(self) -> bool:
         return not self._packs and all(p.named for p in self.parts)

@@ -16,9 +16,10 @@ from remote_runner.conversation import Conversation, field, printable
 from remote_runner.errors import NotStarted
 from remote_runner.pod import files, wire
 from remote_runner.transfer.engine import Work
-from remote_runner.transfer.items import Item
+from remote_runner.transfer.items import Item, stamp
 from remote_runner.transfer.part_file import gaps
 from remote_runner.transfer.progress import Meter
+from remote_runner.transfer.telling import Telling
 
 FINISH_S = 300.0  # for a disk that syncs slowly; while it reads, the pod says that it is busy
 TRAIL_BYTES = 32 << 20  # a part is hashed in steps of this, here and there
@@ -33,7 +34,7 @@ class Plan(Protocol):
     work: Work
     meter: Meter
     sent: list[Item]
-    stamps: list[list[int]]
+    telling: Telling
 
     def compressed(self, path: str) -> bool:
         """Whether a file's bytes should be compressed on the way."""
@@ -46,7 +47,6 @@ class Outgoing:
         self.item, self.seeded = item, seeded
         self.sha256 = item.sha256
         self.found = hashlib.sha256()  # of what was trailed
-        self.stamp: list[int] = []
         origin = [item.path, item.size, item.mtime_ns, item.sha256]
         self.ident = hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:32]
         self.asked = self.begun = self.finishing = self.named = False
@@ -198,8 +198,8 @@ class Finish:
 
     def receive(self, channel: Conversation) -> None:
         answer = channel.answer(FINISH_S)
+        self._plan.telling.add(self._part.item.path, self._part.sha256, stamp(answer))
         with self._plan.work.changed:
-            self._part.stamp = [field(answer, name, int) for name in ("size", "mtime_ns", "ctime_ns", "ino")]
             self._part.named = True
             self._part.close()
             self._plan.meter.done()
@@ -252,7 +252,8 @@ class Pack:
                 raise NotStarted(f"upload of {one.path} failed: {said}", fix=_fix(row[0]))
         with self._plan.work.changed:
             self._plan.sent.extend(self._items)
-            self._plan.stamps.extend(row[1:5] for row in rows)
+        for one, row in zip(self._items, rows, strict=True):
+            self._plan.telling.add(one.path, one.sha256, row[1:5])
         self._plan.meter.done(len(rows))
 
 

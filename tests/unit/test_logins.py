@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from remote_runner import dial, openssh, ssh, ssh_library
+from remote_runner import dial, openssh, ssh
 from remote_runner.hostkeys import Policy
 from remote_runner.pod import session as sessions
 from remote_runner.pod import wire
-from remote_runner.target import parse
 
 MATCHING = 'Match exec "true"\n  HostName 10.1.2.3\n  User somebody\n'
 
@@ -49,7 +47,7 @@ def test_the_socket_that_ssh_gets_is_connected_and_sends_at_once() -> None:
     ours, ssh_end = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as server, ours, ssh_end:
         words = [sys.executable, "-I", "-S", dial.__file__, "127.0.0.1", str(server.getsockname()[1]), "5"]
-        done = subprocess.run(words, stdout=ssh_end, check=False)
+        done = subprocess.run(words, stdout=ssh_end.fileno(), check=False)
         assert done.returncode == 0
         byte, fds, _flags, _address = socket.recv_fds(ours, 1, 1)
         assert len(byte) == 1
@@ -79,13 +77,17 @@ def test_paramiko_comes_without_what_only_match_exec_needs() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_match_exec_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_match_exec_is_understood(tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/config").write_text(MATCHING)
-    monkeypatch.setattr(ssh_library.load().config, "invoke", None)  # as it is in a new process
-    found = ssh.resolve(parse("pod:22"), Policy(own_file=tmp_path / "k"), None, None)
-    assert (found.host, found.user) == ("10.1.2.3", "somebody")
+    code = "import sys; from pathlib import Path; from remote_runner import hostkeys, ssh, target; "
+    code += "policy = hostkeys.Policy(own_file=Path('k')); "
+    code += "found = ssh.resolve(target.parse('pod:22'), policy, None, None); print(found.host, found.user)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "HOME": str(tmp_path)}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["10.1.2.3", "somebody"]
 
 
 def test_a_request_that_nobody_waits_for_is_done_and_not_answered(tmp_path: Path) -> None:
