@@ -74,7 +74,7 @@ class Tool:
 
 
 COLD = """
-import sys
+import gc, sys
 from pathlib import Path
 from remote_runner import backup, ssh
 from remote_runner.access import Access
@@ -87,6 +87,7 @@ access = Access(target="root@127.0.0.1:" + port, identity=key, accept_new_host_k
 place = Place(store=open_store("cold", work), project="bench", name="run", keep=1000)
 with ssh.connect(access.endpoint(work)) as pod, Agent(pod, source) as agent:
     backup.make(OnPod(agent, ["artifacts/run"], "run"), place, work / "spool-cold", "bench", None)
+gc.freeze()  # as the command line does
 """
 
 
