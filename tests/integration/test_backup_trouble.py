@@ -21,6 +21,7 @@ from remote_runner.vault import Place
 
 LATEST = "artifacts/toy/toy-training.safetensors"
 BYTES = 3_000_000
+AWAY_S = float(os.environ.get("REMOTE_RUN_STORE_AWAY_S", "6"))
 
 
 @pytest.fixture(autouse=True)
@@ -104,10 +105,10 @@ def test_a_store_that_refuses(
 def test_a_store_that_answers_503_for_a_while_is_waited_for(
     project: Project, pod: TestPod, s3: S3Server, gate: Gate, tmp_path: Path
 ) -> None:
-    """Two minutes are its patience (stores/steady.py); here some seconds stand for the one."""
+    """Two minutes are its patience (stores/steady.py); here some seconds stand for the one, unless it is asked for."""
     trained(project, pod)
     gate.error = (503, "SlowDown")
-    timer = threading.Timer(6.0, lambda: setattr(gate, "error", None))
+    timer = threading.Timer(AWAY_S, lambda: setattr(gate, "error", None))
     timer.start()
     done = project.run(project.at("backup", pod, "toy", "--to", s3.url(tmp_path.name, gate.endpoint)))
     timer.join()
