@@ -27,7 +27,7 @@ class Placing:
 
     def __init__(self, root: Path, known: digests.Digests | None = None) -> None:
         self._root, self._known = root, known
-        self._folders = files.Folders(str(root), create=True)
+        self._folders = files.Folders(str(root), create=True, most=64)  # open at once: some systems allow 256 in all
         self._named: set[str] = set()
 
     def __enter__(self) -> Self:
