@@ -63,7 +63,10 @@ class Access:
         if user or identity:
             said = files.read_json(str(root), _LOGINS)
             said = said if isinstance(said, dict) else {}
-            said[str(target)] = {"user": user, "identity": str(identity.absolute()) if identity else None}
+            last = said.get(str(target))
+            now = {"user": user, "identity": str(identity.absolute()) if identity else None}
+            # what was not said this time stays as it was: `root@` in the target says nothing of the key
+            said[str(target)] = {**(last if isinstance(last, dict) else {}), **{k: v for k, v in now.items() if v}}
             with contextlib.suppress(OSError):  # a project that can't be written is none of a reader's business
                 files.replace_json(str(root), _LOGINS, said)
 

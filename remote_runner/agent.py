@@ -23,6 +23,7 @@ NO_PYTHON = 127
 
 _LOADER = """
 import os,sys
+if sys.version_info<(3,8): sys.exit('python3 is %d.%d here, 3.8 or newer is needed'%sys.version_info[:2])
 root,name,size,nonce=sys.argv[1:]
 own=os.path.join(root,'.remote-run')
 path=os.path.join(own,name)
@@ -48,7 +49,8 @@ def python_command(code: str, *args: str) -> str:
     It is one POSIX word list for `sh`, whatever the login shell is. What the pod has installed is not looked at:
     the standard library is enough, and a start is two thirds as long without.
     """
-    tail = shlex.join(["-I", "-S", "-c", code, *args])
+    line = f"exec({code!r})" if "\n" in code else code  # csh takes no newline in quotes
+    tail = shlex.join(["-I", "-S", "-c", line, *args])
     tries = " ".join(shlex.quote(p) for p in ("python3", *_PYTHONS))
     script = (
         f'for p in {tries}; do p=$(command -v "$p") && [ -x "$p" ] && exec "$p" {tail}; done; '

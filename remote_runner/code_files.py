@@ -2,7 +2,7 @@
 
     git's tracked and untracked files, submodules entered     without git: all but the usual caches and environments
       + include   ignored files, and folders beside the project under a path of their own
-      - exclude, the run's outputs, its data, and what never travels (LEFT_OUT)
+      - exclude, the outputs of any run (but for inputs), its data, and what never travels (LEFT_OUT)
 
 Not here: how they are sent (upload.py).
 """
@@ -21,6 +21,7 @@ from remote_runner import rates
 from remote_runner.errors import UsageFault
 from remote_runner.plan import Plan
 from remote_runner.pod import files, layout
+from remote_runner.settings import output_globs
 
 # Never sent, git or not. docs/settings.md lists them for users.
 LEFT_OUT = (
@@ -65,7 +66,11 @@ def find(plan: Plan) -> Found:
     settings = plan.settings
     away = tuple(o + "/" for o in (*plan.outputs, *(d.path for d in settings.data)))
     by_path: dict[str, File] = {}
-    for path in {*listed(plan.root, found.skipped), plan.config, *_inputs(plan)}:
+    named = {plan.config, *_inputs(plan)}
+    others = [f"{o}/*" for o in output_globs(plan.root)]
+    for path in {*listed(plan.root, found.skipped), *named}:
+        if path not in named and any(fnmatch.fnmatchcase(path, o) for o in others):
+            continue
         if not path.startswith(away) and not _excluded(path, settings.exclude):
             _add(by_path, found, plan.root, path, path, named=path in (plan.config, *settings.inputs))
     for include in settings.include:

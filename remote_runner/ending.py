@@ -53,7 +53,7 @@ def finish(run: Running, report: Report, journal: Journal, view: View) -> Report
 
 def _bring_home(run: Running, report: Report, journal: Journal, view: View) -> None:
     """The last backup and the download; an interrupt in them does not undo the run's end."""
-    give_up = run.give_up_at()
+    give_up = run.give_up_at
     try:
         with journal.phase("last backup"):
             _last_backup(run, report, give_up, view.tell)
@@ -92,11 +92,11 @@ def _follow(run: Running, view: View) -> dict[str, Any]:
         view.tell("pausing the run, as asked; Ctrl-C again detaches")
         run.link.close()
         ask = {"name": run.name, "by": ssh.local_user(), "grace_s": None}
-        run.link.use(lambda agent: agent.ask("request", **ask), run.give_up_at())
+        run.link.use(lambda agent: agent.ask("request", **ask), run.give_up_at)
         return follow.until_end(run, view)
 
 
-def _let_the_pod_end(run: Running, report: Report, give_up: Callable[[], float]) -> None:
+def _let_the_pod_end(run: Running, report: Report, give_up: Callable[[float], float]) -> None:
     """Tell the pod what is safe, so that it may end itself; and say what becomes of its bill."""
     bad = {int(p["exit_code"]) for p in report.problems}
     safe = "download" if Unverified.exit_code not in bad else "backup" if BackupFailed.exit_code not in bad else ""
@@ -147,7 +147,7 @@ def _take_end(report: Report, seen: dict[str, Any]) -> dict[str, Any]:
     return status
 
 
-def _last_backup(run: Running, report: Report, give_up: Callable[[], float], tell: Callable[[str], None]) -> None:
+def _last_backup(run: Running, report: Report, give_up: Callable[[float], float], tell: Callable[[str], None]) -> None:
     try:
         run.link.use(run.backups.finish, give_up)
     except (BackupFailed, Unverified) as e:
@@ -156,7 +156,7 @@ def _last_backup(run: Running, report: Report, give_up: Callable[[], float], tel
         run.link.close()  # whatever was under way on that connection is not ours any more
 
 
-def _download(run: Running, report: Report, give_up: Callable[[], float], tell: Callable[[str], None]) -> None:
+def _download(run: Running, report: Report, give_up: Callable[[float], float], tell: Callable[[str], None]) -> None:
     try:
         keep = settings.load(run.root, run.name).download.keep
         price = record.price_usd_h(record.load(run.root, run.name))

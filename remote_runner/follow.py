@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +38,11 @@ class Running:
     take_over: bool = False  # follow though another controller does
     on_interrupt: str = "detach"  # or "pause"
 
-    def give_up_at(self) -> Callable[[], float]:
-        """When to stop looking for a lost pod, counted from now where the user set a time."""
+    def give_up_at(self, lost_unix_s: float) -> float:
+        """When to stop looking for a pod that was lost then."""
         if self.give_up_after_s is not None:
-            fixed = time.time() + self.give_up_after_s
-            return lambda: fixed
-        return lambda: self.deadline_unix_s + GRACE_S
+            return lost_unix_s + self.give_up_after_s
+        return self.deadline_unix_s + GRACE_S
 
 
 def until_end(run: Running, view: View) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def until_end(run: Running, view: View) -> dict[str, Any]:
                 run.backups.begin(run.link)
 
     while True:
-        seen = run.link.use(watch, run.give_up_at())
+        seen = run.link.use(watch, run.give_up_at)
         if seen.get("taken_over"):
             raise Refused(f"another controller follows {run.name} now", fix="to have it back: --take-over")
         if seen.get("ended"):

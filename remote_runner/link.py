@@ -21,6 +21,7 @@ from remote_runner.ssh import Endpoint
 
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+HELD_S = 5.0
 
 
 class Link:
@@ -73,21 +74,24 @@ class Link:
         """The program that answers now; another one after the link came back; None while it is lost."""
         return self._agent
 
-    def use(self, action: Callable[[Agent], T], give_up_at: Callable[[], float]) -> T:
+    def use(self, action: Callable[[Agent], T], give_up_at: Callable[[float], float]) -> T:
         """Do something with a live program; again, with growing pauses, while the link is lost.
 
         Args:
             action: may be repeated from its start at any point.
-            give_up_at: the local time, seconds since the epoch, after which to stop trying.
+            give_up_at: when to stop trying, by when contact was lost; local times, seconds since the epoch.
 
         Raises:
             OutOfContact: the time is over, or the machine there is another one now.
         """
         lost_since: float | None = None
+        lost_at, well_since = time.time(), 0.0  # for patience: a link that breaks again at once was never back
 
         def once() -> T:
-            nonlocal lost_since
+            nonlocal lost_since, well_since
+            well_since = float("inf")
             agent = self.agent()
+            well_since = time.time()
             if lost_since is not None:
                 self._tell(f"in contact with {self.endpoint} again after {time.time() - lost_since:.0f} s")
                 lost_since = None
@@ -100,10 +104,17 @@ class Link:
                 lost_since = time.time()
                 self._tell(f"lost contact: {state.outcome.exception()}; the run goes on there, trying again")
 
+        def over(_state: Any) -> bool:
+            nonlocal lost_at
+            now = time.time()
+            if now - well_since > HELD_S:
+                lost_at = now
+            return now > give_up_at(lost_at)
+
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_passing),
             wait=tenacity.wait_exponential_jitter(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S, jitter=1.0),
-            stop=lambda _state: time.time() > give_up_at(),
+            stop=over,
             before_sleep=failed,
             reraise=True,
         )

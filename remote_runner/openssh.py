@@ -16,6 +16,7 @@ import os
 import select
 import shlex
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -23,6 +24,7 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 from remote_runner import dial
 from remote_runner.pod import wire
@@ -52,7 +54,7 @@ def argv(endpoint: Endpoint, folder: Path, command: str) -> list[str]:
         "BatchMode": "yes",
         "StrictHostKeyChecking": "yes",
         "HostKeyAlias": _NAME,
-        "UserKnownHostsFile": str(folder / _HOSTS),
+        "UserKnownHostsFile": _quoted(folder / _HOSTS),
         "GlobalKnownHostsFile": "/dev/null",
         "CheckHostIP": "no",
         "UpdateHostKeys": "no",
@@ -91,6 +93,12 @@ def argv(endpoint: Endpoint, folder: Path, command: str) -> list[str]:
     return [*words, "--", endpoint.alias or endpoint.host, command]
 
 
+def _quoted(path: Path) -> str:
+    """A path as the value of an option that is a list of them, with tokens."""
+    plain = str(path).replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{plain}"'
+
+
 @cache
 def _exchanges() -> str:
     """The line that puts those of ours that this ssh knows before all that it would offer."""
@@ -107,8 +115,8 @@ def prepare(folder: Path, host_keys: list[str]) -> None:
     Args:
         host_keys: of the pod: type and key, as a known_hosts file has them after the host.
     """
-    # the first word on a setting counts: the user's, then the system's, then ours
-    config = ["Include ~/.ssh/config", "Include /etc/ssh/ssh_config", "Match all", _exchanges()]
+    # the first word on a setting counts: the user's, the system's, then ours, in the last pass: a Match final wins too
+    config = ["Include ~/.ssh/config", "Include /etc/ssh/ssh_config", "Match final all", _exchanges()]
     for name, lines in ((_HOSTS, [f"{_NAME} {key}" for key in host_keys]), (_CONFIG, config)):
         fresh = folder / f"{name}.new"
         fresh.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
@@ -131,6 +139,7 @@ class Process:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,
+                env={**os.environ, "SHELL": "/bin/sh"},  # which ssh runs a ProxyCommand with, ours too
             )
         except BaseException:
             self._out.close()
@@ -146,23 +155,24 @@ class Process:
         self._out.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", wire.BLOCK_S, 0))
         self._closed = False
         self._stderr = bytearray()
-        self._drain = threading.Thread(target=self._read_stderr, args=(self._process.stderr.fileno(),), daemon=True)
+        self._drain = threading.Thread(target=self._read_stderr, args=(self._process.stderr,), daemon=True)
         self._drain.start()
 
-    def _read_stderr(self, fd: int) -> None:
-        with contextlib.suppress(OSError):
-            while data := os.read(fd, 4096):
+    def _read_stderr(self, stream: IO[bytes]) -> None:
+        """To its end; it is closed here alone: its number must not be another file's while it is read."""
+        with stream, contextlib.suppress(OSError):
+            while data := os.read(stream.fileno(), 4096):
                 self._stderr += data
                 del self._stderr[:-_KEPT_STDERR_BYTES]
 
     def close(self) -> None:
         """End it; twice is once. Whoever is reading sees the end before the descriptor's number is free again."""
         self._closed = True
-        if self._process.poll() is None:
-            self._process.kill()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what ssh connects through as well
         self._process.wait()
         self._drain.join(1)
-        for stream in (self._process.stdin, self._out, self._process.stderr):
+        for stream in (self._process.stdin, self._out):
             if stream is not None:
                 stream.close()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import glob
 import json
 import tomllib
 from dataclasses import fields, replace
@@ -23,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from remote_runner.errors import UsageFault
 from remote_runner.pod import files
-from remote_runner.settings_keys import KEYS_OF, Settings
+from remote_runner.settings_keys import DEFAULT_OUTPUT, KEYS_OF, Settings
 
 _ADAPTER: TypeAdapter[Settings] = TypeAdapter(Settings)
 
@@ -53,6 +54,30 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageFault(f"{path}: {e}", fix="mend the file") from None
 
 
+def output_globs(root: Path) -> list[str]:
+    """Where any run of the project leaves its outputs: what lies below one of these is nobody's code.
+
+    Raises:
+        UsageFault: the file can't be read.
+    """
+    table = _table(root)[1]
+    runs = table.get("runs", {})
+    names: list[str] = [] if "outputs" in table else [DEFAULT_OUTPUT]
+    for one in (table, *(runs.values() if isinstance(runs, dict) else ())):
+        found = one.get("outputs", []) if isinstance(one, dict) else []
+        names += [found] if isinstance(found, str) else [str(o) for o in found]
+    kept = [n.rstrip("/") for n in names if not n.startswith("{name}")]  # else all folders would be outputs
+    return ["*".join(glob.escape(part) for part in name.split("{name}")) for name in kept]
+
+
+def _table(root: Path) -> tuple[Path, dict[str, Any]]:
+    """The file that holds the settings, and the settings themselves as they stand there."""
+    own = root / "remote-run.toml"
+    if own.is_file():
+        return own, _read_toml(own)
+    return root / "pyproject.toml", dict(_tool_table(root).get("remote-run", {}))
+
+
 def load(root: Path, name: str) -> Settings:
     """The settings of one run.
 
@@ -63,18 +88,17 @@ def load(root: Path, name: str) -> Settings:
     Raises:
         UsageFault: an unknown key (the near one is named), a wrong type, or no command for this run.
     """
-    own = root / "remote-run.toml"
-    path, prefix = (own, "") if own.is_file() else (root / "pyproject.toml", "tool.remote-run.")
-    table = dict(_read_toml(own) if own.is_file() else _tool_table(root).get("remote-run", {}))
+    path, table = _table(root)
+    prefix = "" if path.name == "remote-run.toml" else "tool.remote-run."
     runs = table.pop("runs", {})
     if not isinstance(runs, dict) or not all(isinstance(t, dict) for t in runs.values()):
         raise UsageFault(f"{path}: {prefix}runs must hold tables", fix=f'write [{prefix}runs."<glob of run names>"]')
     origin = dict.fromkeys(table, prefix)
-    for glob, over in runs.items():
-        if fnmatch.fnmatchcase(name, glob):
+    for pattern, over in runs.items():
+        if fnmatch.fnmatchcase(name, pattern):
             for key, value in over.items():
                 table[key] = {**table.get(key, {}), **value} if isinstance(value, dict) else value
-                origin[key] = f'{prefix}runs."{glob}".'
+                origin[key] = f'{prefix}runs."{pattern}".'
     if "command" not in table:
         raise UsageFault(
             f"{path}: no command for the run {name!r}",

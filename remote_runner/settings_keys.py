@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, with_co
 from remote_runner import durations
 from remote_runner.pod import foreign
 
+DEFAULT_OUTPUT = "artifacts/{name}"
 NCM_MATCH = "-m ncm_mlx train|evaluate|benchmark"  # what the guard always looks for
 
 strict = with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
@@ -138,7 +139,7 @@ class Settings:
     check: Command | None = None  # judges the config here, before any connection
     resume_args: Command | None = None  # default: --resume under the contract; another trainer's must be said
     outputs: Annotated[list[str], Field(min_length=1), BeforeValidator(_listed)] = field(
-        default_factory=lambda: ["artifacts/{name}"]
+        default_factory=lambda: [DEFAULT_OUTPUT]
     )
     inputs: list[str] = field(default_factory=list)  # uploaded though git ignores them
     include: Includes = field(default_factory=list)  # more files that travel

@@ -148,7 +148,9 @@ def _launch(
         tell(f"the connection broke during the launch ({e}); asking the pod what became of it")
         link = Link(agent.pod.endpoint, agent.root, tell)
         give_up_at = time.time() + LAUNCH_DOUBT_S
-        status = link.use(lambda again: again.ask("state", name=plan.name), lambda: give_up_at).get("status") or {}
+        status = (
+            link.use(lambda again: again.ask("state", name=plan.name), lambda _lost: give_up_at).get("status") or {}
+        )
         if status.get("attempt") != plan.attempt:
             link.close()
             raise NotStarted("the connection broke before the launch", fix="run the command again") from None

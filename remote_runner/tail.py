@@ -46,6 +46,6 @@ def to_end(
             show(printable(decoder.decode(part)))
 
     try:
-        return link.use(watch, lambda: heard_s + GIVE_UP_S)
+        return link.use(watch, lambda _lost: heard_s + GIVE_UP_S)
     finally:
         link.close()

@@ -16,6 +16,7 @@ from pathlib import Path
 from remote_runner import code_files, keeping, rates, secrets, transfer
 from remote_runner.agent import Agent, Denied
 from remote_runner.agent import field as answer_field
+from remote_runner.conversation import printable
 from remote_runner.errors import NotStarted
 from remote_runner.plan import Plan
 from remote_runner.pod import digests, files, foreign, layout
@@ -86,7 +87,8 @@ def send_code(agent: Agent, root: Path, code: Code, tell: Callable[[str], None])
         sent = [i for i in code.items if i.path in need]
         transfer.send(agent, sent)
         rates.remember(root, "up", sum(i.size for i in sent), time.monotonic() - began_s)
-        removed = agent.ask("code", files=digests, done=True).get("removed", [])
+        done = agent.ask("code", files=digests, done=True)
+        removed, changed = (answer_field(done, name, list) for name in ("removed", "changed"))
     except Denied as e:
         fix = "run the command again; look at the pod's disk"
         if e.reason == "foreign":
@@ -94,6 +96,8 @@ def send_code(agent: Agent, root: Path, code: Code, tell: Callable[[str], None])
         raise NotStarted(f"upload of the code failed: {e}", fix=fix) from None
     if code.skipped:
         tell(f"left here: {', '.join(code.skipped[:10])}{' …' if len(code.skipped) > 10 else ''}")
+    if changed:
+        tell(f"sent before and changed there since, so left there: {printable(', '.join(map(str, changed[:10])))}")
     tell(f"code: {len(digests)} files, {len(need)} sent, {len(removed)} removed")
     return sorted(need)
 

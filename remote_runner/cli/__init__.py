@@ -12,7 +12,7 @@ import sys
 import click
 
 from remote_runner import __version__
-from remote_runner.cli.base import LazyGroup, run_cli
+from remote_runner.cli.base import DETACHED, LazyGroup, run_cli
 
 COMMANDS = {
     "run": ("run", "run"),
@@ -61,6 +61,9 @@ def main() -> None:
     """The console script."""
     if sys.platform == "win32":
         sys.exit("remote-run runs on Linux and macOS; on Windows, use it inside WSL2")
-    code = run_cli(cli, sys.argv[1:])
+    try:
+        code = run_cli(cli, sys.argv[1:])
+    except KeyboardInterrupt:  # a second one, in the middle of the first one's end
+        code = DETACHED
     gc.freeze()  # what is left needs no collecting: it would take 30 ms of every command
     sys.exit(code)

@@ -141,7 +141,10 @@ def remember(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def code(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
-    """Which of the announced files differ here; `done` drops what the last upload had and this one lacks.
+    """Which of the announced files differ here; `done` drops what an upload sent and this one lacks.
+
+    What stood here already with the announced bytes was not sent by us, and is never dropped; nor is what has other
+    bytes now than we sent.
 
     Raises:
         Refusal: a file stands there that we did not send, with other content: it is not touched.
@@ -154,14 +157,16 @@ def code(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
         strange = [p for p in differ if p not in last and os.path.lexists(os.path.join(session.root, p))]
         if strange:
             raise Refusal("foreign", detail=f"{', '.join(strange[:3])}: there already, and not sent by us")
-        files.replace_json(session.root, layout.CODE, {"files": {**want, **last}})  # ours from now on, whole or not
+        ours = {path: want[path] for path in differ}
+        files.replace_json(session.root, layout.CODE, {"files": {**last, **ours}})  # from now on, whole or not
         return {"need": differ}
     if differ:
         raise Refusal("digest", detail=f"{len(differ)} files differ after the upload, {differ[0]} first")
     gone = [p for p in last if p not in want and _is_plain(os.path.join(session.root, p))]
-    removed = files.remove(session.root, gone)
-    files.replace_json(session.root, layout.CODE, {"files": want})
-    return {"removed": removed}
+    changed = [p for p in gone if _hash(session, p, fresh=True) != last[p]]
+    removed = files.remove(session.root, [p for p in gone if p not in changed])
+    files.replace_json(session.root, layout.CODE, {"files": {p: want[p] for p in want if p in last}})
+    return {"removed": removed, "changed": changed}
 
 
 def _is_plain(path: str) -> bool:

@@ -34,7 +34,10 @@ TRIES = 4
 MOST = 8
 WINDOW_BYTES = 2 << 20  # OpenSSH's, fixed: what one connection has under way
 LAN_S, _FAR_S = 0.01, 0.1  # a busy machine takes some milliseconds to connect to its neighbour
-_HOPELESS = (b"Permission denied", b"Host key verification failed", b"Too many authentication failures")
+_HOPELESS = (  # another try would end the same way
+    *("Permission denied", "Host key verification failed", "Too many authentication failures"),
+    *("terminating,", "Bad owner or permissions", "Bad SSH2", "command-line line"),
+)
 
 _LOADER = """
 import os,sys,json,zlib,types
@@ -185,7 +188,7 @@ class Channels:
                     channel = self._new()
             except (LinkLost, RunnerError) as e:
                 why = e
-                if any(word.decode() in str(e) for word in _HOPELESS):
+                if any(words in str(e) for words in _HOPELESS):
                     break
                 continue
             with self._lock:

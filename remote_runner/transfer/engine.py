@@ -36,6 +36,7 @@ RANGE_BYTES, LEAST_RANGE_BYTES, FIRST_RANGE_BYTES = 4 << 20, 512 << 10, 1 << 20
 RANGE_S = 0.4  # and no more than a connection brings in this time
 FAILURES = 3  # of one worker's channels in a row, with nothing moved between
 GROW_EVERY_S = 1.0
+SILENT_S = 8.0  # without a byte over data connections: the agent's own begins to carry
 _NEAR_S = 0.002  # no window holds back a neighbour, however busy the machine was when it was measured
 _FULL_WINDOW = 0.7  # a stream at this share of what its window allows would gain from company
 _LAST_ANSWERS_S = 3.0
@@ -163,7 +164,8 @@ class Engine:
         self._threads: list[threading.Thread] = []
         self._agent_thread = threading.Thread(target=self._work_on_agent, name="transfer", daemon=True)
         self._why: Exception | None = None
-        self._checked = (time.monotonic(), 0)
+        self._began_s = time.monotonic()
+        self._checked = (self._began_s, 0)
 
     @property
     def rtt_s(self) -> float:
@@ -208,7 +210,10 @@ class Engine:
             yield
             self._meter.tell()
             self._grow()
-            if self._agent_carries or any(t.is_alive() for t in self._threads) or self._work.over:
+            if self._agent_carries or self._work.over:
+                continue
+            silent = not self._meter.moved_bytes and time.monotonic() - self._began_s > SILENT_S
+            if any(t.is_alive() for t in self._threads) and not silent:
                 continue
             if self._meter.moved_bytes:
                 self._work.fail(LinkLost(f"{self._agent.where}: {self._why or 'no connection is left'}"))

@@ -5,6 +5,7 @@ Not here: how they come (fetch.py), what is compared (compare.py).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -33,18 +34,20 @@ class Placing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        with self._folders:
-            for folder in sorted(self._named):
-                os.fsync(self._folders.of(f"{folder}/any" if folder else "any")[0])
-        if self._known is not None:
-            self._known.save()
+    def __exit__(self, _kind: object, value: BaseException | None, _trace: object) -> None:
+        try:
+            with self._folders, contextlib.suppress(OSError) if value else contextlib.nullcontext():
+                for folder in sorted(self._named):
+                    os.fsync(self._folders.of(f"{folder}/any" if folder else "any")[0])
+        finally:
+            if self._known is not None:
+                self._known.save()
 
     def place(self, one: Fetched) -> None:
         """Give a file its name.
 
         Raises:
-            Unverified: a link stands where a folder should.
+            Unverified: a link stands where a folder should, or a folder where the file should.
         """
         try:
             folder, name = self._folders.of(one.path)
@@ -54,9 +57,13 @@ class Placing:
                 if (info.st_size, info.st_mtime_ns) == (one.size, one.mtime_ns):
                     self._known.put(one.path, digests.stamp_of(info), one.sha256, time.time_ns(), ours=True)
         except OSError as e:
+            where = f"{self._root}/{one.path}"
+            if e.errno == errno.EISDIR:
+                raise Unverified(
+                    f"{where}: a folder stands where the pod has a file", fix="move the folder away"
+                ) from None
             if e.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise
-            where = f"{self._root}/{one.path}"
             raise Unverified(
                 f"{where}: a link or a file stands where a folder should, nothing is written through it",
                 fix="replace the link by a folder",

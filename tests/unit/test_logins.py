@@ -6,9 +6,13 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
+
 from remote_runner import dial, openssh, ssh
+from remote_runner.agent import python_command
 from remote_runner.hostkeys import Policy
 from remote_runner.pod import session as sessions
 from remote_runner.pod import wire
@@ -41,6 +45,52 @@ def test_what_the_user_has_set_wins(tmp_path: Path) -> None:
     found = effective(tmp_path, theirs)
     assert found["kexalgorithms"] == "ecdh-sha2-nistp256"
     assert found["identityagent"] == "none"
+
+
+def test_a_final_word_of_the_user_or_the_system_wins_too(tmp_path: Path) -> None:
+    openssh.prepare(tmp_path, ["ssh-ed25519 AAAA"])
+    theirs = "Match final all\n  KexAlgorithms ecdh-sha2-nistp256\n"
+    assert effective(tmp_path, theirs)["kexalgorithms"] == "ecdh-sha2-nistp256"
+
+
+def test_a_temporary_folder_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / 'a %h "b'
+    folder.mkdir()
+    openssh.prepare(folder, ["ssh-ed25519 AAAA"])
+    where = ssh.Endpoint(host="127.0.0.1", port=1, user="root", policy=Policy(own_file=tmp_path / "k"))
+    words = openssh.argv(where, folder, "true")
+    asked = subprocess.run([*words[:1], "-G", *words[1:]], capture_output=True, text=True, check=True)
+    assert f"userknownhostsfile {folder}/known_hosts\n" in asked.stdout
+
+
+@pytest.mark.parametrize("shell", ["/bin/false", "/nowhere", ""])
+def test_a_login_shell_that_is_none_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    monkeypatch.setenv("SHELL", shell)
+    test_a_pod_that_refuses_is_named_by_the_data_connection(tmp_path)
+
+
+def test_a_closed_connection_reads_nothing_of_what_gets_its_descriptor(tmp_path: Path) -> None:
+    """What ssh started may live on and hold its stderr; the number must not be read when it is another file's."""
+    script = "import os, time; os.setsid() if os.fork() == 0 else os._exit(0); time.sleep(0.5); os.write(2, b'late')"
+    process = openssh.Process([sys.executable, "-c", script + "; time.sleep(2)"], "pod")
+    process.close()
+    pipes = [os.pipe() for _ in range(20)]
+    for _reading, writing in pipes:
+        os.write(writing, b"mine")
+    time.sleep(1.5)
+    assert [os.read(reading, 10) for reading, _writing in pipes] == [b"mine"] * 20
+    for pair in pipes:
+        for fd in pair:
+            os.close(fd)
+
+
+def test_a_command_for_the_pod_is_one_line() -> None:
+    assert "\n" not in python_command("import sys\nprint(sys.argv)", "a'b")
+    said = subprocess.run(["sh", "-c", python_command("import sys\nprint(sys.argv[1:])", "a'b")],
+                          capture_output=True, text=True, check=True).stdout  # fmt: skip
+    assert said == '["a\'b"]\n'
 
 
 def test_the_socket_that_ssh_gets_is_connected_and_sends_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -62,6 +63,24 @@ def test_nothing_is_written_through_what_stands_where_a_folder_should(tmp_path: 
             placing.place(fetched(tmp_path / "in", "artifacts/x"))
     assert not list(outside.iterdir())
     assert (root / "before").exists()
+
+
+def test_a_folder_where_the_pod_has_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "root/clash").mkdir(parents=True)
+    with transfer.Placing(tmp_path / "root") as placing, pytest.raises(Unverified, match="root/clash: a folder stands"):
+        placing.place(fetched(tmp_path / "in", "clash"))
+
+
+def test_what_ended_the_work_is_not_hidden_and_digests_are_kept(tmp_path: Path) -> None:
+    root, known = tmp_path / "root", digests.Digests(str(tmp_path / "root"))
+    (root / ".remote-run").mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt), transfer.Placing(root, known) as placing:
+        for number in range(70):  # the first folder is no longer held open
+            placing.place(fetched(tmp_path / "in", f"{number}/a"))
+        shutil.rmtree(root / "0")
+        (root / "0").write_text("a file")
+        raise KeyboardInterrupt
+    assert list(digests.Digests(str(root)).holders("0" * 64))
 
 
 def test_more_folders_than_are_held_open(tmp_path: Path) -> None:

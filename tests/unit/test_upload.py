@@ -129,14 +129,14 @@ class Quiet:
         return
 
 
-def upload_to(root: Path, tree: dict[str, str]) -> None:
+def upload_to(root: Path, tree: dict[str, str]) -> dict[str, Any]:
     """What the controller does with the two requests, on the pod's disk."""
     session = Session(str(root), Quiet())  # type: ignore[arg-type]
     want = {path: hashlib.sha256(text.encode()).hexdigest() for path, text in tree.items()}
     need = fileops.code(session, {"files": want, "done": False})["need"]
     for path in need:
         files.replace(str(root), path, lambda fd, p=path: files.write_all(fd, tree[p].encode()))  # type: ignore[misc]
-    fileops.code(session, {"files": want, "done": True})
+    return fileops.code(session, {"files": want, "done": True})
 
 
 def on_disk(root: Path) -> dict[str, str]:
@@ -195,3 +195,39 @@ def test_a_strange_file_in_the_way_is_refused_and_stays(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_text() == "one"
     assert (tmp_path / "b").read_text() == "made by the run"
     assert (tmp_path / "c").is_symlink()
+
+
+def test_results_of_other_runs_are_nobodys_code(tmp_path: Path) -> None:
+    """A run's outputs may be the only copy: sent as code they would be removed there once they are moved away here."""
+    more = 'outputs = ["artifacts/{name}"]\n[runs."b*"]\noutputs = "out/[{name}]/x"\n[runs.c]\noutputs = ["plain"]\n'
+    root = project(tmp_path, 'inputs = ["artifacts/base/start.pt"]\n' + more)
+    for name in ("artifacts/other/model.pt", "artifacts/base/start.pt", "out/[b1]/x/y", "plain/z", "out/b1/x/code.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+    assert sent(root) == sorted([*BASE, "artifacts/base/start.pt", "out/b1/x/code.py"])
+
+
+def test_results_are_no_code_without_settings_of_outputs_and_without_git(tmp_path: Path) -> None:
+    root = project(tmp_path)
+    shutil.rmtree(root / ".git")
+    (root / "artifacts/other").mkdir(parents=True)
+    (root / "artifacts/other/model.pt").write_text("x")
+    assert sent(root) == BASE
+
+
+def test_what_stood_there_already_is_never_removed(tmp_path: Path) -> None:
+    (tmp_path / layout.OWN).mkdir()
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts/model").write_text("results")
+    upload_to(tmp_path, {"a": "one", "artifacts/model": "results"})
+    upload_to(tmp_path, {"a": "one"})
+    upload_to(tmp_path, {})
+    assert on_disk(tmp_path) == {"artifacts/model": "results"}
+
+
+def test_what_changed_there_since_it_was_sent_is_not_removed_and_told(tmp_path: Path) -> None:
+    (tmp_path / layout.OWN).mkdir()
+    upload_to(tmp_path, {"a": "one", "results.csv": "header"})
+    (tmp_path / "results.csv").write_text("header, and what a run wrote")
+    assert upload_to(tmp_path, {"a": "one"}) == {"removed": [], "changed": ["results.csv"]}
+    assert on_disk(tmp_path) == {"a": "one", "results.csv": "header, and what a run wrote"}
