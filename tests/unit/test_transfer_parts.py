@@ -173,7 +173,7 @@ def test_a_data_connection_goes_to_the_proven_machine_and_asks_nothing(tmp_path:
     assert words[-3:] == ["--", "gpu", "exec python3"]
     assert known.read_text() == "remote-run-pod ssh-ed25519 AAAA\n"
     for option in (
-        "HostName=1.2.3.4", "HostKeyAlias=remote-run-pod", f"UserKnownHostsFile={known}", "StrictHostKeyChecking=yes",
+        "HostName=1.2.3.4", "HostKeyAlias=remote-run-pod", f'UserKnownHostsFile="{known}"', "StrictHostKeyChecking=yes",
         "GlobalKnownHostsFile=/dev/null", "BatchMode=yes", "ControlPath=none", "ProxyJump=bastion",
         "IdentitiesOnly=yes",
     ):  # fmt: skip
