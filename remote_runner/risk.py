@@ -86,6 +86,8 @@ class Risk:
                 f"{show(self.snapshot_every_s or 0)} between snapshots + {show(self.save_s)} to save one + "
                 f"{show(self.transfer_s or 0)} to copy"
             )
+        elif self.transfer_s is not None and self.snapshot_every_s is None:
+            lines.append("  bound: not known, two snapshots on the pod would tell how often there is one")
         if self.overdue:
             lines.append("  no copy came when it was due: follow it (remote-run attach), or let cron or the pod copy")
         return lines
@@ -174,11 +176,22 @@ def snapshot_interval_s(agent: Agent, outputs: list[str]) -> float | None:
     """The time between the two last snapshots of the stage that saved last; None where there are not two."""
     try:
         found = answer_field(agent.ask("list", outputs=outputs, names=[]), "files", list)
+        times = {str(f.get("path")): int(f.get("mtime_ns") or 0) / 1e9 for f in found}
+        latest = [p for p in times if p.endswith(SNAPSHOTS[0]) and p.replace(*SNAPSHOTS) in times]
+        if not latest:
+            return _between(answer_field(agent.ask("snapshots", outputs=outputs), "snapshots", list), times)
     except Denied:
-        return None
-    times = {str(f.get("path")): int(f.get("mtime_ns") or 0) / 1e9 for f in found}
-    latest = [p for p in times if p.endswith(SNAPSHOTS[0]) and p.replace(*SNAPSHOTS) in times]
-    if not latest:
         return None
     path = max(latest, key=lambda p: times[p])
     return max(0.0, times[path] - times[path.replace(*SNAPSHOTS)])
+
+
+def _between(rows: list[Any], times: dict[str, float]) -> float | None:
+    """The same of another trainer's snapshots, files or folders, by their steps."""
+    heads = [(r.get("path"), r["header"].get("step")) for r in rows if isinstance(r, dict) and r.get("header")]
+    steps = {step: path for path, step in heads if isinstance(path, str) and type(step) is int}
+    ends = []
+    for step in sorted(steps)[-2:]:
+        inside = [t for path, t in times.items() if path == steps[step] or path.startswith(f"{steps[step]}/")]
+        ends += [max(inside)] if inside else []
+    return max(0.0, ends[1] - ends[0]) if len(ends) == 2 else None
