@@ -170,7 +170,11 @@ def restore(start: Path, name: str, store: str, backup_id: str, to: Path | None,
     found = [m for m in vault.asked(where, tell) if backup_id in ("", m["id"])]
     found = found or [m for m in vault.manifests(where, aside=True) if m["id"] == backup_id]
     if not found:
-        raise UsageFault(f"no backup {backup_id or 'of ' + name!r} in the store", fix="see: remote-run backups " + name)
+        which = f"{backup_id} of {name}" if backup_id else f"of {name}"
+        raise UsageFault(
+            f"no backup {which} in the store; older ones than its settings keep are pruned",
+            fix=f"see what there is: remote-run backups {name}; another store: --from URL",
+        )
     manifest, into = found[-1], (to or root).absolute()
     outputs = list({*settings.load(root, name).outputs, *record.load(root, name).get("outputs", [])})
     if to is None and (strays := vault.strays(manifest, outputs, name)):
@@ -245,7 +249,8 @@ def prune(start: Path, name: str, store: str, keep: int | None) -> str:
         Unverified: no backup is whole; nothing was removed. Refused: one is being made.
     """
     where = place(start, name, store)
-    vault.asked(where)
+    if not vault.asked(where) and not vault.manifests(where, aside=True):
+        raise UsageFault(f"no backup of {name} in the store; nothing was removed", fix="another store: --from URL")
     gone = retention.prune(replace(where, keep=keep or where.keep), read=True)
     if gone is None:
         raise Refused("a backup of this run is being made, or a prune is under way", fix="try again in a minute")

@@ -26,6 +26,8 @@ def backups(name: str, store: str, check: bool, as_json: bool) -> int:
     else:
         for row in rows:
             click.echo(_line(row))
+        if not rows:
+            say(f"no backup of {name} in the store")
     return 0 if all(row["whole"] for row in rows) else 7
 
 

@@ -220,3 +220,13 @@ def test_status_says_what_is_at_risk(project: Project, pod: TestPod, tmp_path: P
     assert "bound: " in text
     assert project.run(project.at("stop", pod, "toy")).returncode == 0
     controller.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(("command", "code"), [("backups", 0), ("prune", 2), ("restore", 2)])
+def test_a_run_that_the_store_has_nothing_of_is_named(
+    project: Project, tmp_path: Path, command: str, code: int
+) -> None:
+    done = project.run(project.command(command, "nope", "--from", (tmp_path / "mistyped").as_uri()))
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "no backup of nope in the store" in done.stderr
+    assert not (tmp_path / "mistyped").exists()
