@@ -143,8 +143,8 @@ def remember(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
 def code(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
     """Which of the announced files differ here; `done` drops what an upload sent and this one lacks.
 
-    What stood here already with the announced bytes was not sent by us, and is never dropped; nor is what has other
-    bytes now than we sent.
+    What stood here already with the announced bytes was not sent by us: it may be brought up to date while it still
+    has them, and is never dropped. Nor is what has other bytes now than we sent.
 
     Raises:
         Refusal: a file stands there that we did not send, with other content: it is not touched.
@@ -152,20 +152,25 @@ def code(session: Session, ask: Dict[str, Any]) -> Dict[str, Any]:
     want: Dict[str, str] = ask["files"]
     differ = [path for path in want if _hash(session, path, fresh=ask["done"]) != want[path]]
     memory(session).save()
-    last: Dict[str, str] = (files.read_json(session.root, layout.CODE) or {}).get("files", {})
+    known = files.read_json(session.root, layout.CODE) or {}
+    last: Dict[str, str] = known.get("files", {})
+    same: Dict[str, str] = known.get("same", {})  # not sent by us, but with bytes that we had
     if not ask["done"]:
-        strange = [p for p in differ if p not in last and os.path.lexists(os.path.join(session.root, p))]
+        there = [p for p in differ if p not in last and os.path.lexists(os.path.join(session.root, p))]
+        strange = [p for p in there if p not in same or _hash(session, p, fresh=True) != same[p]]
         if strange:
             raise Refusal("foreign", detail=f"{', '.join(strange[:3])}: there already, and not sent by us")
-        ours = {path: want[path] for path in differ}
-        files.replace_json(session.root, layout.CODE, {"files": {**last, **ours}})  # from now on, whole or not
+        last = {**last, **{path: want[path] for path in differ}}  # ours from now on, whole or not
+        same = {**same, **want}
+        same = {path: sha256 for path, sha256 in same.items() if path not in last}
+        files.replace_json(session.root, layout.CODE, {"files": last, "same": same})
         return {"need": differ}
     if differ:
         raise Refusal("digest", detail=f"{len(differ)} files differ after the upload, {differ[0]} first")
     gone = [p for p in last if p not in want and _is_plain(os.path.join(session.root, p))]
     changed = [p for p in gone if _hash(session, p, fresh=True) != last[p]]
     removed = files.remove(session.root, [p for p in gone if p not in changed])
-    files.replace_json(session.root, layout.CODE, {"files": {p: want[p] for p in want if p in last}})
+    files.replace_json(session.root, layout.CODE, {"files": {p: want[p] for p in want if p in last}, "same": same})
     return {"removed": removed, "changed": changed}
 
 

@@ -231,3 +231,16 @@ def test_what_changed_there_since_it_was_sent_is_not_removed_and_told(tmp_path: 
     (tmp_path / "results.csv").write_text("header, and what a run wrote")
     assert upload_to(tmp_path, {"a": "one"}) == {"removed": [], "changed": ["results.csv"]}
     assert on_disk(tmp_path) == {"a": "one", "results.csv": "header, and what a run wrote"}
+
+
+def test_what_stood_there_with_our_bytes_is_brought_up_to_date(tmp_path: Path) -> None:
+    """A clone on the pod, as users make one by hand before they know the tool."""
+    (tmp_path / layout.OWN).mkdir()
+    (tmp_path / "train.py").write_text("one")
+    (tmp_path / "other.py").write_text("one")
+    upload_to(tmp_path, {"train.py": "one", "other.py": "one"})
+    upload_to(tmp_path, {"train.py": "two", "other.py": "one"})
+    (tmp_path / "other.py").write_text("changed there")
+    with pytest.raises(Refusal):
+        upload_to(tmp_path, {"train.py": "two", "other.py": "two"})
+    assert on_disk(tmp_path) == {"train.py": "two", "other.py": "changed there"}
