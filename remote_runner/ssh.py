@@ -84,8 +84,9 @@ def resolve(target: Target, policy: hostkeys.Policy, user: str | None, identity:
     path = Path("~/.ssh/config").expanduser()
     if path.is_file():
         try:
-            paramiko = ssh_library.load(runs_programs="exec" in path.read_text(errors="replace").lower())
-            found = dict(paramiko.SSHConfig.from_path(str(path)).lookup(target.host))
+            text = ssh_library.config_text(path)
+            paramiko = ssh_library.load(runs_programs="exec" in text.lower())
+            found = dict(paramiko.SSHConfig.from_text(text).lookup(target.host))
         except Exception as e:
             raise UsageFault(f"{path}: {e}", fix="mend the file, or give HOST:PORT, --user and --identity") from e
     names = found.get("identityfile", [])

@@ -127,17 +127,32 @@ def test_paramiko_comes_without_what_only_match_exec_needs() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_match_exec_is_understood(tmp_path: Path) -> None:
-    (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh/config").write_text(MATCHING)
+def resolved(home: Path, config: str) -> list[str]:
+    """Host, user and key of `pod`, as a new process reads them from a configuration."""
+    (home / ".ssh").mkdir(exist_ok=True)
+    (home / ".ssh/config").write_text(config)
     code = "import sys; from pathlib import Path; from remote_runner import hostkeys, ssh, target; "
     code += "policy = hostkeys.Policy(own_file=Path('k')); "
     code += "found = ssh.resolve(target.parse('pod:22'), policy, None, None); print(found.host, found.user)"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "HOME": str(tmp_path)}, stdin=subprocess.DEVNULL,
+        [sys.executable, "-c", code], env={**os.environ, "HOME": str(home)}, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.split() == ["10.1.2.3", "somebody"]
+    return done.stdout.split()
+
+
+def test_match_exec_is_understood(tmp_path: Path) -> None:
+    assert resolved(tmp_path, MATCHING) == ["10.1.2.3", "somebody"]
+
+
+def test_what_a_configuration_includes_counts_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / ".ssh/more").mkdir(parents=True)
+    (tmp_path / ".ssh/more/a").write_text("Host pod\n  HostName 10.1.2.3\nHost other\n  User wrong\n")
+    (tmp_path / ".ssh/more/loop").write_text("Include more/loop\n")
+    (tmp_path / "absolute").write_text("Host pod\n  User somebody\n")
+    # after an included file the line before it counts again: User is not that of `other`, nor for `elsewhere` alone
+    config = f"Include more/* none/*\nHost elsewhere\n  include {tmp_path}/gone\n  User wrong\nHost *\n"
+    assert resolved(tmp_path, config + f'Include "{tmp_path}/absolute"\n  User late\n') == ["10.1.2.3", "somebody"]
 
 
 def test_a_request_that_nobody_waits_for_is_done_and_not_answered(tmp_path: Path) -> None:
