@@ -168,8 +168,9 @@ class Process:
     def close(self) -> None:
         """End it; twice is once. Whoever is reading sees the end before the descriptor's number is free again."""
         self._closed = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # what ssh connects through as well
+        if self._process.returncode is None:  # not waited for, so the number is still its group's
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # what ssh connects through as well
         self._process.wait()
         self._drain.join(1)
         for stream in (self._process.stdin, self._out):
