@@ -1,4 +1,4 @@
-"""Connections to a pod: the only place, with ssh_keys.py and program.py, that knows paramiko.
+"""Connections to a pod: the only place, with ssh_keys.py, ssh_library.py and program.py, that knows paramiko.
 
     connect()  ->  TCP (or a ProxyJump, ProxyCommand)  ->  host key checked  ->  login
     Pod.run()      one command, both streams read at once, both bounded

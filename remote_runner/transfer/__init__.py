@@ -11,7 +11,7 @@
 SHA-256 is computed on both ends while bytes stream, once on each: the agent follows a large file in order, whichever
 connections its ranges take. What is here of a large file is in a journal, so a broken transfer goes on, in another
 process too. A file gets its final name only when its digest is proven, in one rename,
-after an fsync.
+after an fsync (placing.py). What both ends may remember is told while bytes flow (telling.py).
 """
 
 from __future__ import annotations
